@@ -1,0 +1,138 @@
+"""Configuration: frozen dataclasses whose fields are also the command line's flags and ``LLM``'s keyword arguments.
+
+One field = one flag = one keyword argument (``max_model_len`` ↔ ``--max-model-len``). Metadata: ``help`` is the flag's
+help text; ``choices``; ``short``; ``repeat`` (a tuple field whose flag takes several values); ``metavar``.
+Imports nothing heavy: ``octavo --help`` reads these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.errors import ConfigError
+
+
+def flag(default: Any, help: str, **metadata: Any) -> Any:
+    """A dataclass field that is also a command-line flag."""
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Model"""
+
+    model: str | None = flag(None, "Local folder, .gguf file or hub id. Without one, the embedded demo model is used.")
+    tokenizer: str | None = flag(None, "Tokenizer folder, file or hub id, if it is not the model's own.")
+    revision: str | None = flag(None, "Branch, tag or commit on the hub.")
+    download_dir: str | None = flag(None, "Where hub downloads are kept (default: the hub cache, HF_HOME).")
+    load_format: str = flag("auto", "How to read the weights; dummy makes seeded random ones.", choices=("auto", "safetensors", "gguf", "dummy"))
+    dtype: str = flag("auto", "Type of weights and activations.", choices=("auto", "bfloat16", "float16", "float32", "half", "float"))
+    max_model_len: int | None = flag(None, "Longest sequence, prompt and output together, in tokens (default: the model's own).", metavar="TOKENS")
+    quantization: str | None = flag(None, "Weight quantization scheme (default: what the checkpoint says).")
+    skip_tokenizer_init: bool = flag(False, "Do not load a tokenizer: prompts are token ids, outputs have no text.")
+    generation_config: str = flag("auto", "Sampling defaults: auto reads the model's generation_config.json; none uses OpenAI's.", choices=("auto", "none"))
+    trust_remote_code: bool = flag(False, "Refused: Octavo never runs code out of a model repository.")
+    seed: int = flag(0, "Seed of dummy weights and of requests that bring none.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """KV cache"""
+
+    block_size: int = flag(16, "Tokens per KV block.", choices=(8, 16, 32, 64, 128, 256))
+    gpu_memory_utilization: float = flag(0.9, "Share of the GPU's memory that Octavo may use, 0 to 1.")
+    kv_cache_memory: int | None = flag(None, "Size of the KV cache in bytes (suffixes K, M, G), instead of a share.", metavar="BYTES", parse="bytes")
+    num_gpu_blocks_override: int | None = flag(None, "Number of KV blocks, whatever memory says (for tests).", metavar="BLOCKS")
+    enable_prefix_caching: bool = flag(True, "Reuse the KV cache of equal prompt beginnings.")
+    swap_space: float = flag(4.0, "GiB of CPU memory per GPU for swapped-out sequences. (The swap tier is not built yet: preempted sequences are recomputed.)", metavar="GIB")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOptions:
+    """Scheduling"""
+
+    max_num_seqs: int = flag(256, "Most sequences that run at the same time.")
+    max_num_batched_tokens: int | None = flag(None, "Token budget: most tokens that one step may advance.", metavar="TOKENS")
+    enable_chunked_prefill: bool = flag(True, "Split long prompts over several steps.")
+    scheduling_policy: str = flag("fcfs", "Who goes first.", choices=("fcfs", "priority"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """Device"""
+
+    device: str = flag("auto", "Where to run.", choices=("auto", "cpu", "cuda"))
+    enforce_eager: bool = flag(False, "Do not use CUDA graphs.")
+    tensor_parallel_size: int = flag(1, "Number of GPUs that share every layer.", short="-tp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
+    """Everything that the engine process needs. Raises ConfigError for a value out of range."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if self.trust_remote_code:
+            raise ConfigError("--trust-remote-code is refused: Octavo never runs code out of a model repository. Serve a supported architecture without it.")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}.")
+        for name in ("max_num_seqs", "tensor_parallel_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{flag_name(name)} must be at least 1, got {getattr(self, name)}.")
+        for name in ("max_model_len", "max_num_batched_tokens", "kv_cache_memory", "num_gpu_blocks_override"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{flag_name(name)} must be at least 1, got {value}.")
+        if self.swap_space < 0:
+            raise ConfigError(f"--swap-space must not be negative, got {self.swap_space}.")
+        if self.quantization not in (None, "none"):
+            raise ConfigError(f"--quantization {self.quantization} is not supported yet; leave it out to load the checkpoint as it is.")
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs ({self.max_num_seqs}), "
+                "so that every running sequence can advance in each step."
+            )
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
+        """Build from keyword arguments; an unknown one is a ConfigError that suggests the nearest."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        for name in kwargs:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise ConfigError(f"Unknown option {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        return cls(**kwargs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Server"""
+
+    host: str = flag("127.0.0.1", "Address to listen on; 0.0.0.0 for every interface.")
+    port: int = flag(8000, "Port to listen on.")
+    served_model_name: tuple[str, ...] = flag((), "Names that clients may ask for (default: the MODEL argument).", repeat=True)
+    api_key: tuple[str, ...] = flag((), "Keys that clients must send; repeat the flag for several. Also OCTAVO_API_KEY.", repeat=True)
+    chat_template: str | None = flag(None, "Jinja file or text that replaces the model's chat template.")
+    metrics_require_api_key: bool = flag(False, "Ask for the API key on /metrics too.")
+    disable_log_requests: bool = flag(False, "Do not log a line per request.")
+    log_level: str = flag("info", "How much to log.", choices=("debug", "info", "warning", "error"))
+    max_logprobs: int = flag(20, "Most logprobs that a request may ask for.")
+    max_n: int = flag(128, "Most sequences (n) that a request may ask for.")
+    max_body_size: int = flag(16 * 2**20, "Largest request body in bytes (suffixes K, M, G).", metavar="BYTES", parse="bytes")
+
+
+def flag_name(name: str) -> str:
+    """``max_model_len`` -> ``--max-model-len``."""
+    return "--" + name.replace("_", "-")
+
+
+def check_choices(options: Any) -> None:
+    """Raise ConfigError for a field whose value is not among its ``choices``."""
+    for f in dataclasses.fields(options):
+        choices = f.metadata.get("choices")
+        value = getattr(options, f.name)
+        if choices and value is not None and value not in choices:
+            raise ConfigError(f"{flag_name(f.name)} must be one of {', '.join(map(str, choices))}; got {value!r}.")
