@@ -1,0 +1,182 @@
+"""The engine process: sockets around the engine's loop.
+
+Started by the HTTP process as ``python -m octavo.engine.process``; the first line of standard input is a JSON object with
+the configuration and the two socket addresses (private Unix sockets). Standard input then stays open: when it closes,
+the parent is gone and so is this process. Messages are MessagePack of the structs in types.py; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+import msgspec
+import zmq
+
+from octavo.config import EngineConfig
+from octavo.engine.core import Engine
+from octavo.errors import OctavoError
+from octavo.types import (
+    AbortRequest,
+    EngineFailed,
+    EngineInput,
+    EngineProgress,
+    EngineReady,
+    FinishReason,
+    GenerateRequest,
+    Heartbeat,
+    StepOutputs,
+    TokenDelta,
+    UtilityReply,
+    UtilityRequest,
+)
+
+logger = logging.getLogger("octavo.engine")
+
+HEARTBEAT_S = 1.0
+
+
+class EngineServer:
+    """Feeds an Engine from a socket and sends what it makes to another: one message a step."""
+
+    def __init__(self, engine: Engine, receive: zmq.Socket, send: Any) -> None:
+        self.engine = engine
+        self.receive = receive
+        self.send = send
+        self.decoder = msgspec.msgpack.Decoder(EngineInput)
+        self.last_sent = time.monotonic()
+        self.stopping = False
+
+    def run(self) -> None:
+        while not self.stopping:
+            outputs = self._intake()
+            if self.engine.has_work():
+                outputs += self.engine.step()
+            if outputs:
+                self._emit(StepOutputs(deltas=outputs, stats=self.engine.stats(), timestamp=time.monotonic()))
+            elif time.monotonic() - self.last_sent > HEARTBEAT_S:
+                self._emit(Heartbeat(timestamp=time.monotonic()))
+
+    def _intake(self) -> list[TokenDelta]:
+        """Take in everything that has arrived; with nothing to do, wait for it."""
+        outputs: list[TokenDelta] = []
+        wait_ms = 0 if self.engine.has_work() else int(HEARTBEAT_S * 1000)
+        while self.receive.poll(wait_ms):
+            outputs += self._handle(self.decoder.decode(self.receive.recv(copy=False).buffer))
+            wait_ms = 0
+        return outputs
+
+    def _handle(self, message: EngineInput) -> list[TokenDelta]:
+        if isinstance(message, GenerateRequest):
+            try:
+                self.engine.add_request(message)
+            except OctavoError as error:
+                return [_error_delta(message.request_id, i, str(error)) for i in range(message.params.n)]
+            return []
+        if isinstance(message, AbortRequest):
+            return self.engine.abort(message.request_id, message.index)
+        self._emit(self._call(message))
+        return []
+
+    def _call(self, call: UtilityRequest) -> UtilityReply:
+        if call.method == "reset_prefix_cache":
+            return UtilityReply(call_id=call.call_id, result=self.engine.reset_prefix_cache())
+        if call.method == "shutdown":
+            self.stopping = True
+            return UtilityReply(call_id=call.call_id, result=True)
+        return UtilityReply(call_id=call.call_id, error=f"The engine has no call {call.method!r}.")
+
+    def _emit(self, message: Any) -> None:
+        self.send(message)
+        self.last_sent = time.monotonic()
+
+
+def _error_delta(request_id: str, index: int, message: str) -> TokenDelta:
+    reason: FinishReason = "error"
+    return TokenDelta(request_id=request_id, index=index, token_ids=[], finish_reason=reason, error=message)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent says when to stop
+    start = json.loads(sys.stdin.readline())
+    logging.basicConfig(level=start["log_level"].upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    _exit_with_parent()
+    context = zmq.Context()
+    receive = context.socket(zmq.PULL)
+    receive.setsockopt(zmq.RCVHWM, 0)
+    receive.connect(start["to_engine"])
+    push = context.socket(zmq.PUSH)
+    push.setsockopt(zmq.SNDHWM, 0)
+    push.setsockopt(zmq.LINGER, 1000)
+    push.connect(start["from_engine"])
+    encoder = msgspec.msgpack.Encoder()
+
+    def send(message: Any) -> None:
+        push.send(encoder.encode(message))
+
+    code = 0
+    try:
+        engine, executor, ready = _build(start, send)
+        send(ready)
+        EngineServer(engine, receive, send).run()
+        executor.shutdown()
+    except BaseException as error:  # whatever it is, the parent must learn of it
+        code = 1
+        send(EngineFailed(kind=type(error).__name__, message=str(error), traceback=traceback.format_exc()))
+    push.close()
+    receive.close()
+    context.term()
+    sys.stderr.flush()
+    os._exit(code)  # worker threads of libraries don't hold the process up
+
+
+def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
+    begun = time.perf_counter()
+    from octavo.executor.local import LocalExecutor  # imports torch
+    from octavo.models.config import read_model_config
+    from octavo.models.context import resolve_max_model_len
+
+    timings = {"imports": round(time.perf_counter() - begun, 3)}
+    config = EngineConfig(**start["config"])
+    model_config = read_model_config(start["model_path"], config.load_format)
+    max_model_len = resolve_max_model_len(config.max_model_len, model_config)
+    executor = LocalExecutor(
+        config,
+        model_config,
+        max_model_len=max_model_len,
+        progress=lambda stage, fraction, detail: send(EngineProgress(stage=stage, fraction=fraction, detail=detail)),
+    )
+    engine = Engine(config, executor, max_model_len=max_model_len)
+    timings.update(executor.timings)
+    timings["total"] = round(time.perf_counter() - begun, 3)
+    ready = EngineReady(
+        num_blocks=executor.num_blocks,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+        dtype=str(executor.dtype).removeprefix("torch."),
+        device=str(executor.device),
+        timings=timings,
+    )
+    return engine, executor, ready
+
+
+def _exit_with_parent() -> None:
+    """Standard input is a pipe from the parent: its end means that the parent is gone, however it went."""
+
+    def watch() -> None:
+        while sys.stdin.buffer.raw.read(4096):
+            pass
+        os._exit(2)
+
+    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
+
+
+if __name__ == "__main__":
+    main()

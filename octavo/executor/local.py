@@ -1,0 +1,160 @@
+"""One device in this process: loads the model, sizes the KV cache, runs plans."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from octavo.attention.selector import select_backend
+from octavo.config import EngineConfig
+from octavo.distributed.group import Group
+from octavo.errors import ConfigError, OutOfMemoryError
+from octavo.executor.memory import available_memory, kv_budget
+from octavo.executor.model_runner import ModelRunner, PendingStep
+from octavo.models.config import ModelConfig
+from octavo.models.loader import load_model
+from octavo.types import StepPlan, StepResult
+
+logger = logging.getLogger("octavo.executor")
+
+Progress = Callable[[str, "float | None", str], None]  # stage, fraction 0..1 or None, detail
+GPU_STEP_RESERVE = 2 * 2**30  # activations, logits and the sampler of one step, until they are measured
+
+
+class LocalExecutor:
+    """The Executor for one device. On the CPU ``submit`` computes; on a GPU it enqueues and ``collect`` waits.
+
+    Raises ConfigError for a device that isn't there, ModelError for weights that don't fit the model,
+    OutOfMemoryError when the KV cache is too small for ``max_model_len``.
+    """
+
+    num_cpu_blocks = 0
+
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, *, max_model_len: int, progress: Progress | None = None) -> None:
+        report = progress or (lambda stage, fraction, detail: None)
+        self.timings: dict[str, float] = {}
+        self.device = resolve_device(config)
+        self.dtype = resolve_dtype(config.dtype, model_config, self.device)
+        if config.tensor_parallel_size > 1:
+            raise ConfigError("--tensor-parallel-size above 1 is not supported yet; leave it out.")
+        on_cpu = self.device.type == "cpu"
+        if on_cpu:
+            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
+        else:
+            torch.cuda.set_device(self.device)
+
+        with self._timed("weights"):
+            report("weights", 0.0, "")
+            model = load_model(
+                model_config,
+                dtype=self.dtype,
+                device=self.device,
+                group=Group.single(),
+                load_format=config.load_format,
+                seed=config.seed,
+                progress=lambda fraction: report("weights", fraction, ""),
+            )
+        backend = select_backend(self.device)
+        with self._timed("kv_cache"):
+            budget = kv_budget(
+                config,
+                model_config,
+                max_model_len=max_model_len,
+                dtype_bytes=self.dtype.itemsize,
+                free_bytes=self._free_bytes(config),
+                on_cpu=on_cpu,
+            )
+            self.num_blocks = budget.num_blocks
+            kv_caches = [
+                backend.make_kv_cache(self.num_blocks, config.block_size, spec.num_kv_heads, spec.head_dim, self.dtype, self.device)
+                for spec in model.attention_layers
+            ]
+        tokens = self.num_blocks * config.block_size
+        report(
+            "kv_cache",
+            1.0,
+            f"{self.num_blocks} blocks of {config.block_size} = {tokens} tokens ({self.num_blocks * budget.block_bytes / 2**30:.2f} GiB), "
+            f"{tokens / max_model_len:.1f} requests of {max_model_len} tokens",
+        )
+        self.runner = ModelRunner(
+            model,
+            backend,
+            kv_caches,
+            block_size=config.block_size,
+            max_rows=config.max_num_seqs,
+            max_model_len=max_model_len,
+            vocab_size=model_config.vocab_size,
+            device=self.device,
+        )
+        with self._timed("warm_up"):
+            report("warm-up", None, "")
+            self.runner.warm_up()
+        self.steps_ahead = 0 if on_cpu else 1
+        if os.environ.get("OCTAVO_STEPS_AHEAD"):  # lets tests run the GPU's pipeline on the CPU
+            self.steps_ahead = int(os.environ["OCTAVO_STEPS_AHEAD"])
+        self._pending: deque[PendingStep] = deque()
+
+    def submit(self, plan: StepPlan) -> None:
+        self._pending.append(self.runner.execute(plan))
+
+    def collect(self) -> StepResult:
+        return self._pending.popleft().to_result()
+
+    def shutdown(self) -> None:
+        self._pending.clear()
+
+    def _free_bytes(self, config: EngineConfig) -> int:
+        if self.device.type == "cpu":
+            return available_memory()
+        free, total = torch.cuda.mem_get_info(self.device)
+        used = total - free
+        return int(total * config.gpu_memory_utilization) - used - GPU_STEP_RESERVE
+
+    def _timed(self, name: str) -> _Timer:
+        return _Timer(self.timings, name)
+
+
+class _Timer:
+    def __init__(self, timings: dict[str, float], name: str) -> None:
+        self.timings, self.name = timings, name
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *exc: object) -> None:
+        self.timings[self.name] = round(time.perf_counter() - self.start, 3)
+
+
+def resolve_device(config: EngineConfig) -> torch.device:
+    """The device that ``--device`` names. Raises ConfigError when it isn't there."""
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "--device cuda: PyTorch sees no CUDA GPU. Check nvidia-smi and that torch is a CUDA build "
+            f"(this one is {torch.__version__}), or use --device cpu."
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def resolve_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
+    """The type of weights, activations and KV cache.
+
+    auto: the checkpoint's own on a GPU; on a CPU bfloat16, or float32 where the CPU has no bfloat16 arithmetic and would
+    emulate it slowly.
+    """
+    if name == "auto":
+        if device.type == "cpu":
+            name = "bfloat16" if model.dtype != "float32" and torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
+        else:
+            name = "bfloat16" if model.dtype == "float32" else model.dtype
+    name = {"half": "float16", "float": "float32"}.get(name, name)
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
+
+
+__all__ = ["LocalExecutor", "OutOfMemoryError", "resolve_device", "resolve_dtype"]

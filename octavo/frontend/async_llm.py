@@ -1,0 +1,303 @@
+"""The front end of a server: text in, streams of text out, over an engine in its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import zmq
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError, EngineDeadError, ModelError, OctavoError, OutOfMemoryError, RequestError
+from octavo.frontend.chat_template import ChatTemplate
+from octavo.frontend.engine_process import EngineProcess
+from octavo.frontend.inputs import check_prompt
+from octavo.frontend.output_processor import RequestOutputs
+from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.params import SamplingParams
+from octavo.frontend.tokenizer import load_tokenizer
+from octavo.models.config import ModelConfig, read_model_config
+from octavo.models.context import resolve_max_model_len
+from octavo.models.hub import resolve_model
+from octavo.types import (
+    AbortRequest,
+    EngineFailed,
+    EngineProgress,
+    EngineReady,
+    EngineStats,
+    GenerateRequest,
+    StepOutputs,
+    UtilityReply,
+    UtilityRequest,
+)
+
+logger = logging.getLogger("octavo.frontend")
+
+STALL_S = 60.0  # an engine that is silent for this long is taken for hung
+_ERRORS: dict[str, type[OctavoError]] = {e.__name__: e for e in (ConfigError, ModelError, OutOfMemoryError, RequestError)}
+
+OutputsHook = Callable[[StepOutputs], None]
+ProgressHook = Callable[[EngineProgress], None]
+
+
+class _Stream:
+    """A request's mailbox: the receiver adds to ``outputs`` and wakes the reader, who drains all that came meanwhile."""
+
+    __slots__ = ("outputs", "waiter", "failed")
+
+    def __init__(self, outputs: RequestOutputs) -> None:
+        self.outputs = outputs
+        self.waiter: asyncio.Future[None] | None = None
+        self.failed: OctavoError | None = None
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+class AsyncLLM:
+    """Use ``await AsyncLLM.start(config)``, then ``generate``; ``shutdown`` at the end. One event loop only."""
+
+    def __init__(self, config: EngineConfig, process: EngineProcess, model_path: str, chat_template: str | None) -> None:
+        self.config = config
+        self.process = process
+        self.model_config: ModelConfig = read_model_config(model_path, config.load_format)
+        self.max_model_len = resolve_max_model_len(config.max_model_len, self.model_config)
+        self.vocab_size = self.model_config.vocab_size
+        self.tokenizer = None if config.skip_tokenizer_init else load_tokenizer(model_path, config.tokenizer)
+        source = chat_template or (self.tokenizer.chat_template if self.tokenizer else None)
+        self.chat_template = ChatTemplate(source, self.tokenizer) if source and self.tokenizer else None
+        self.generation_defaults = self.model_config.generation_defaults if config.generation_config == "auto" else {}
+        self.ready: EngineReady | None = None
+        self.stats = EngineStats()
+        self.on_outputs: list[OutputsHook] = []
+        self._streams: dict[str, _Stream] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._call_ids = itertools.count()
+        self._last_message = time.monotonic()
+        self._dead: EngineDeadError | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        chat_template: str | None = None,
+        on_progress: ProgressHook | None = None,
+        log_level: str = "info",
+        process: EngineProcess | None = None,
+    ) -> AsyncLLM:
+        """Start the engine process and wait until it can serve.
+
+        ``process``: an engine that was started earlier (the server starts it before its own imports).
+        Raises ConfigError, ModelError, OutOfMemoryError as the engine met them; EngineDeadError if it died.
+        """
+        model_path = resolve_model(config.model, revision=config.revision, download_dir=config.download_dir)
+        process = process or EngineProcess(config, model_path, log_level)
+        try:
+            self = cls(config, process, model_path, chat_template)
+            await self._wait_ready(on_progress)
+        except BaseException:
+            process.close(timeout_s=0.5)
+            raise
+        self._tasks = [asyncio.create_task(self._receive_loop()), asyncio.create_task(self._watch_loop())]
+        return self
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._streams)
+
+    def is_healthy(self) -> bool:
+        """Whether the engine lives and answers: its process runs and was heard of lately."""
+        return self._dead is None and self.process.alive and time.monotonic() - self._last_message < STALL_S
+
+    def check_prompt(self, token_ids: list[int], params: SamplingParams) -> None:
+        """RequestError for an empty prompt, unknown ids, or one that the context can't hold."""
+        check_prompt(token_ids, params, max_model_len=self.max_model_len, vocab_size=self.vocab_size)
+
+    async def generate(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        prompt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield deltas until every one of the request's sequences has finished; closing the iterator aborts it.
+
+        Raises RequestError before the first yield for a request that can't be served, EngineDeadError if the engine dies.
+        """
+        self._raise_if_dead()
+        if request_id in self._streams:
+            raise RequestError(f"A request with the id {request_id!r} is running already.", param="request_id")
+        self.check_prompt(prompt_token_ids, params)
+        request = GenerateRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            params=params.to_token_params(
+                prompt_len=len(prompt_token_ids),
+                max_model_len=self.max_model_len,
+                vocab_size=self.vocab_size,
+                eos_token_ids=self.model_config.eos_token_ids,
+                encode_bad_word=self.tokenizer.encode_bad_word if self.tokenizer else None,
+            ),
+            arrival_time=time.time(),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        stream = _Stream(RequestOutputs(request_id, prompt, prompt_token_ids, params, self.tokenizer))
+        self._streams[request_id] = stream
+        loop = asyncio.get_running_loop()
+        finished = False
+        try:
+            self.process.send(request)
+            while not finished:
+                stream.waiter = loop.create_future()
+                if not any(s.dirty for s in stream.outputs.sequences) and stream.failed is None:
+                    await stream.waiter
+                if stream.failed is not None:
+                    raise stream.failed
+                if stream.outputs.error is not None:
+                    finished = True
+                    raise RequestError(stream.outputs.error)
+                output = stream.outputs.drain()
+                finished = output.finished
+                yield output
+        finally:
+            self._streams.pop(request_id, None)
+            if not finished and self._dead is None:
+                self.process.send(AbortRequest(request_id=request_id))
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its stream yields what it has and finishes with reason "abort". Unknown ids are no error."""
+        if self._dead is None and request_id in self._streams:
+            self.process.send(AbortRequest(request_id=request_id))
+
+    async def reset_prefix_cache(self) -> bool:
+        return bool(await self._call("reset_prefix_cache"))
+
+    async def shutdown(self, drain_s: float = 0.0) -> None:
+        """Wait up to ``drain_s`` seconds for running requests, then end the engine; what still runs fails."""
+        deadline = time.monotonic() + drain_s
+        while self._streams and self._dead is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        self._die("The server is shutting down.")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.get_running_loop().run_in_executor(None, self.process.close, 2.0)
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        self._raise_if_dead()
+        call_id = next(self._call_ids)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        try:
+            self.process.send(UtilityRequest(call_id=call_id, method=method, args=list(args)))
+            return await future
+        finally:
+            self._calls.pop(call_id, None)
+
+    async def _wait_ready(self, on_progress: ProgressHook | None) -> None:
+        while True:
+            if not self.process.pull.poll(0):
+                if not self.process.alive and not self.process.pull.poll(50):
+                    raise EngineDeadError(f"The engine process ended with code {self.process.process.returncode} before it was ready; see its output above.")
+                await asyncio.sleep(0.01)
+                continue
+            message = self.process.decode(self.process.pull.recv())
+            if isinstance(message, EngineReady):
+                self.ready = message
+                return
+            if isinstance(message, EngineFailed):
+                logger.debug("%s", message.traceback)
+                if message.kind not in _ERRORS:
+                    logger.error("%s", message.traceback)
+                raise _ERRORS.get(message.kind, EngineDeadError)(message.message or message.kind)
+            if isinstance(message, EngineProgress) and on_progress is not None:
+                on_progress(message)
+
+    async def _receive_loop(self) -> None:
+        """One message a step for all requests; after each, every touched stream is woken once."""
+        loop = asyncio.get_running_loop()
+        pull = self.process.pull
+        readable = asyncio.Event()
+        # A ZeroMQ socket's descriptor signals edges, so everything that is there must be read each time.
+        loop.add_reader(pull.getsockopt(zmq.FD), readable.set)
+        try:
+            while True:
+                if not pull.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                    readable.clear()
+                    if not pull.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                        try:
+                            await asyncio.wait_for(readable.wait(), 0.5)
+                        except asyncio.TimeoutError:
+                            pass
+                    continue
+                self._handle(self.process.decode(pull.recv(zmq.NOBLOCK)))
+                await asyncio.sleep(0)  # a long backlog must not starve the HTTP side
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logger.exception("The receive loop failed")
+            self._die(f"The front end failed: {error}")
+        finally:
+            loop.remove_reader(pull.getsockopt(zmq.FD))
+
+    def _handle(self, message: Any) -> None:
+        self._last_message = time.monotonic()
+        if isinstance(message, StepOutputs):
+            self._handle_outputs(message)
+        elif isinstance(message, UtilityReply):
+            future = self._calls.get(message.call_id)
+            if future is not None and not future.done():
+                if message.error is None:
+                    future.set_result(message.result)
+                else:
+                    future.set_exception(OctavoError(message.error))
+        elif isinstance(message, EngineFailed):
+            logger.error("The engine failed: %s\n%s", message.message, message.traceback)
+            self._die(f"The engine failed: {message.kind}: {message.message}")
+
+    def _handle_outputs(self, message: StepOutputs) -> None:
+        self.stats = message.stats
+        touched = []
+        for delta in message.deltas:
+            stream = self._streams.get(delta.request_id)
+            if stream is None:  # its reader has left; the abort is on its way
+                continue
+            if stream.outputs.push(delta):
+                self.process.send(AbortRequest(request_id=delta.request_id, index=delta.index))
+            touched.append(stream)
+        for stream in touched:
+            stream.wake()
+        for hook in self.on_outputs:
+            hook(message)
+
+    async def _watch_loop(self) -> None:
+        while self._dead is None:
+            await asyncio.sleep(0.2)
+            if not self.process.alive:
+                await asyncio.sleep(0.1)  # its last message may still say why
+                self._die(f"The engine process ended with code {self.process.process.returncode}.")
+
+    def _die(self, why: str) -> None:
+        if self._dead is None:
+            self._dead = EngineDeadError(why)
+            for stream in self._streams.values():
+                stream.failed = self._dead
+                stream.wake()
+            for future in self._calls.values():
+                if not future.done():
+                    future.set_exception(self._dead)
+
+    def _raise_if_dead(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(str(self._dead))

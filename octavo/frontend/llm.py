@@ -1,0 +1,212 @@
+"""Offline use: ``LLM(model=…).generate(prompts, params)``, both halves of the engine in this process."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.config import EngineConfig
+from octavo.engine.core import Engine
+from octavo.errors import RequestError
+from octavo.frontend.chat_template import ChatTemplate
+from octavo.frontend.inputs import Prompt, check_prompt, parse_prompts, truncate_prompt
+from octavo.frontend.output_processor import RequestOutputs
+from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.frontend.params import SamplingParams
+from octavo.frontend.tokenizer import load_tokenizer
+from octavo.models.config import read_model_config
+from octavo.models.context import resolve_max_model_len
+from octavo.models.hub import resolve_model
+from octavo.types import GenerateRequest
+
+
+class LLM:
+    """A model for offline batches. Keyword arguments are the fields of ``EngineConfig`` (vLLM's names).
+
+    Raises ConfigError (unknown or impossible option), ModelError (model not found or not supported) and
+    OutOfMemoryError (weights or KV cache don't fit), each saying what to change.
+    """
+
+    def __init__(self, model: str | None = None, *, tokenizer: str | None = None, chat_template: str | None = None, **options: Any) -> None:
+        self.config = EngineConfig.from_kwargs(model=model, tokenizer=tokenizer, **options)
+        path = resolve_model(model, revision=self.config.revision, download_dir=self.config.download_dir)
+        self.model_config = read_model_config(path, self.config.load_format)
+        self.max_model_len = resolve_max_model_len(self.config.max_model_len, self.model_config)
+        self.tokenizer = None if self.config.skip_tokenizer_init else load_tokenizer(path, self.config.tokenizer)
+        source = chat_template or (self.tokenizer.chat_template if self.tokenizer else None)
+        self.chat_template = ChatTemplate(source, self.tokenizer) if source and self.tokenizer else None
+        self._ids = itertools.count()
+
+        from octavo.executor.local import LocalExecutor  # imports torch
+
+        self.executor = LocalExecutor(self.config, self.model_config, max_model_len=self.max_model_len)
+        self.engine = Engine(self.config, self.executor, max_model_len=self.max_model_len)
+
+    def get_tokenizer(self) -> Any:
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The model's own sampling defaults (generation_config.json), unless ``generation_config="none"``."""
+        defaults = self.model_config.generation_defaults if self.config.generation_config == "auto" else {}
+        known = {k: v for k, v in defaults.items() if k in SamplingParams.__struct_fields__ and k != "max_tokens"}
+        return SamplingParams(**known)
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue every prompt; results in the prompts' order.
+
+        prompts: a text, token ids, a dict with ``prompt`` or ``prompt_token_ids``, or a list of these.
+        sampling_params: one for all, or one per prompt; None takes the model's defaults.
+        Raises RequestError for a prompt or parameter that can't be served; nothing runs then.
+        """
+        return self._run(parse_prompts(prompts, self.tokenizer), sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: list[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of messages) or several (a list of such lists)."""
+        if self.tokenizer is None:
+            raise RequestError("chat needs a tokenizer, and skip_tokenizer_init is set.")
+        template = ChatTemplate(chat_template, self.tokenizer) if chat_template else self.chat_template
+        if template is None:
+            raise RequestError("This model has no chat template: pass chat_template, or use generate().")
+        conversations = messages if messages and isinstance(messages[0], list) else [messages]
+        prompts = []
+        for conversation in conversations:
+            text = template.render(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(chat_template_kwargs or {}),
+            )
+            prompts.append(Prompt(text, self.tokenizer.encode(text, add_special_tokens=False)))
+        return self._run(prompts, sampling_params, use_tqdm, None)
+
+    def reset_prefix_cache(self) -> bool:
+        return self.engine.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        self.executor.shutdown()
+
+    def _run(
+        self,
+        prompts: list[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        params = self._params_per_prompt(sampling_params, len(prompts))
+        if priority is not None and len(priority) != len(prompts):
+            raise RequestError(f"{len(prompts)} prompts came with {len(priority)} priorities; give one each.", param="priority")
+        requests = [
+            self._request(prompt, p, priority[i] if priority is not None else 0)
+            for i, (prompt, p) in enumerate(zip(prompts, params, strict=True))
+        ]
+        states: dict[str, RequestOutputs] = {}
+        results: dict[str, RequestOutput] = {}
+        try:
+            for prompt, p, request in zip(prompts, params, requests, strict=True):
+                states[request.request_id] = RequestOutputs(request.request_id, prompt.text, request.prompt_token_ids, p, self.tokenizer)
+                self.engine.add_request(request)
+            self._loop(states, results, use_tqdm)
+        except BaseException:
+            for request_id in states:
+                self.engine.abort(request_id)
+            raise
+        return [results[r.request_id] for r in requests]
+
+    def _loop(self, states: dict[str, RequestOutputs], results: dict[str, RequestOutput], use_tqdm: bool) -> None:
+        bar = _ProgressBar(len(states)) if use_tqdm else None
+        try:
+            while self.engine.has_work():
+                for delta in self.engine.step():
+                    state = states[delta.request_id]
+                    if state.push(delta):
+                        self.engine.abort(delta.request_id, delta.index)
+                    if bar:
+                        bar.tokens(len(delta.token_ids))
+                    if state.finished and delta.request_id not in results:
+                        results[delta.request_id] = _whole(state)
+                        if bar:
+                            bar.request(len(state.prompt_token_ids))
+        finally:
+            if bar:
+                bar.close()
+
+    def _params_per_prompt(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        if len(params) != count:
+            raise RequestError(f"{count} prompts came with {len(params)} sampling_params; give one, or one each.")
+        return list(params)
+
+    def _request(self, prompt: Prompt, params: SamplingParams, priority: int) -> GenerateRequest:
+        token_ids = truncate_prompt(prompt.token_ids, params)
+        check_prompt(token_ids, params, max_model_len=self.max_model_len, vocab_size=self.model_config.vocab_size)
+        token_params = params.to_token_params(
+            prompt_len=len(token_ids),
+            max_model_len=self.max_model_len,
+            vocab_size=self.model_config.vocab_size,
+            eos_token_ids=self.model_config.eos_token_ids,
+            encode_bad_word=self.tokenizer.encode_bad_word if self.tokenizer else None,
+        )
+        return GenerateRequest(
+            request_id=str(next(self._ids)),
+            prompt_token_ids=token_ids,
+            params=token_params,
+            arrival_time=time.time(),
+            priority=priority,
+        )
+
+
+def _whole(state: RequestOutputs) -> RequestOutput:
+    """The finished request; nothing was drained before, so the deltas are the whole."""
+    if state.error is not None:
+        raise RequestError(state.error)
+    output = state.drain()
+    present = {o.index: o for o in output.outputs}
+    output.outputs = [present.get(s.index) or CompletionOutput(s.index, "", []) for s in state.sequences]
+    return output
+
+
+class _ProgressBar:
+    """Requests done, with input and output tokens per second."""
+
+    def __init__(self, total: int) -> None:
+        from tqdm import tqdm
+
+        self.bar = tqdm(total=total, desc="Processed prompts", unit="req", dynamic_ncols=True)
+        self.start = time.perf_counter()
+        self.num_in = self.num_out = 0
+
+    def tokens(self, count: int) -> None:
+        self.num_out += count
+
+    def request(self, prompt_tokens: int) -> None:
+        self.num_in += prompt_tokens
+        elapsed = max(time.perf_counter() - self.start, 1e-9)
+        self.bar.set_postfix_str(f"in {self.num_in / elapsed:.1f} tok/s, out {self.num_out / elapsed:.1f} tok/s", refresh=False)
+        self.bar.update(1)
+
+    def close(self) -> None:
+        self.bar.close()
