@@ -59,6 +59,11 @@ def server_options(args: argparse.Namespace, from_file: dict[str, Any] | None = 
     return options
 
 
+def check_engine(values: dict[str, Any]) -> EngineConfig:
+    """The configuration that the options make; ConfigError before anything heavy is imported."""
+    return EngineConfig.from_kwargs(**values)
+
+
 def start_logging(args: argparse.Namespace) -> None:
     """Logging of a command that is not a server."""
     setup_logging(args.log_level or env.log_level() or "warning")

@@ -27,7 +27,7 @@ def configure(args: argparse.Namespace) -> tuple[EngineConfig, ServerOptions]:
         if "model" in vars(args) and args.model != args.model_argument:
             raise ConfigError(f"Two models given: {args.model_argument} and --model {args.model}.")
         engine["model"] = args.model_argument
-    return EngineConfig.from_kwargs(**engine), options.server_options(args, from_file)
+    return options.check_engine(engine), options.server_options(args, from_file)
 
 
 def run(args: argparse.Namespace) -> int:
