@@ -99,7 +99,8 @@ class StartupProgress:
 def kv_cache_line(num_blocks: int, block_size: int, max_model_len: int) -> str:
     """What a KV cache of ``num_blocks`` blocks of ``block_size`` tokens holds, for people."""
     tokens = num_blocks * block_size
-    return f"{num_blocks:,} blocks of {block_size} tokens = {tokens:,} tokens; room for {tokens / max_model_len:.1f} requests of {max_model_len:,} tokens"
+    full_length = f"{tokens / max_model_len:.1f} requests of {max_model_len:,} tokens"
+    return f"{num_blocks:,} blocks of {block_size} tokens = {tokens:,} tokens; room for {full_length}"
 
 
 def _is_terminal(stream: TextIO) -> bool:

@@ -17,7 +17,20 @@ from typing import Any
 import octavo
 from octavo import env
 
-PACKAGES = ("torch", "triton", "numpy", "tokenizers", "safetensors", "huggingface_hub", "gguf", "msgspec", "pyzmq", "uvloop", "starlette", "uvicorn")
+PACKAGES = (
+    "torch",
+    "triton",
+    "numpy",
+    "tokenizers",
+    "safetensors",
+    "huggingface_hub",
+    "gguf",
+    "msgspec",
+    "pyzmq",
+    "uvloop",
+    "starlette",
+    "uvicorn",
+)
 VARIABLES = ("OCTAVO_", "VLLM_", "HF_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 _SECRET = ("KEY", "TOKEN", "SECRET")
 
@@ -41,7 +54,12 @@ def run(args: argparse.Namespace) -> int:
 def collect() -> dict[str, dict[str, Any]]:
     """Section -> fact -> value. A fact that can't be found out is told as such; nothing raises."""
     return {
-        "Octavo": {"version": octavo.__version__, "python": platform.python_version(), "platform": platform.platform(), "in": os.path.dirname(octavo.__file__)},
+        "Octavo": {
+            "version": octavo.__version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "in": os.path.dirname(octavo.__file__),
+        },
         "Machine": machine_facts(),
         "Packages": {name: _version(name) for name in PACKAGES},
         "Torch": torch_facts(),
@@ -72,7 +90,9 @@ def torch_facts() -> dict[str, Any]:
         facts["CUDA works"] = torch.cuda.is_available()
         for index in range(torch.cuda.device_count()):
             device = torch.cuda.get_device_properties(index)
-            facts[f"GPU {index}"] = f"{device.name}, {device.total_memory / 2**30:.0f} GiB, compute capability {device.major}.{device.minor}"
+            facts[f"GPU {index}"] = (
+                f"{device.name}, {device.total_memory / 2**30:.0f} GiB, compute capability {device.major}.{device.minor}"
+            )
     return facts
 
 

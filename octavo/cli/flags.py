@@ -58,7 +58,9 @@ class Toggle(argparse.Action):
         self._off += ["--enable-" + s[10:] for s in strings if s.startswith("--disable-")]
         super().__init__(strings + self._off, dest, nargs=0, **kwargs)
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
         setattr(namespace, self.dest, option_string not in self._off)
 
     def format_usage(self) -> str:

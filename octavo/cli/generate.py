@@ -28,17 +28,21 @@ class Prompt:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="Without any, standard input is the prompt.")
-    parser.add_argument("--input", metavar="FILE", help='JSON lines, "-" is standard input: a string, or {"prompt" | "prompt_token_ids" | "messages": …}.')
+    parser.add_argument(
+        "--input", metavar="FILE", help='JSON lines, "-" is standard input: a string, or {"prompt" | "prompt_token_ids" | "messages": …}.'
+    )
     parser.add_argument("--chat", action="store_true", help="Take each prompt as a user's message, through the chat template.")
     parser.add_argument("--json", action="store_true", help="Print a JSON object a prompt: text, token ids, logprobs, finish reason.")
     options.add_log_level(parser)
     options.add_engine_flags(parser, exclude=("seed",))
-    sampling_flags.add_sampling_flags(parser, defaults={"max_tokens": DEFAULT_MAX_TOKENS, "temperature": None, "top_p": None, "top_k": None})
+    sampling_flags.add_sampling_flags(
+        parser, defaults={"max_tokens": DEFAULT_MAX_TOKENS, "temperature": None, "top_p": None, "top_k": None}
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     options.start_logging(args)
-    chosen = sampling_flags.chosen(args)
+    chosen = {"max_tokens": DEFAULT_MAX_TOKENS} | sampling_flags.chosen(args)
     sampling_flags.build(chosen)  # complain before the model is loaded
     prompts = read_prompts(args)
     engine = options.engine_options(args)
@@ -49,9 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     llm = LLM(**engine)
     defaults = llm.get_default_sampling_params() if hasattr(llm, "get_default_sampling_params") else None
-    values = {"max_tokens": DEFAULT_MAX_TOKENS} | chosen
-    if defaults is not None:
-        values = {name: value for name, value in defaults_of(defaults).items() if name != "max_tokens"} | values
+    values = (defaults_of(defaults) if defaults is not None else {}) | chosen
     results = _generate(llm, prompts, sampling_flags.build(values))
     for line in (json_lines if args.json else text_lines)(prompts, results):
         print(line, flush=True)
