@@ -1,7 +1,8 @@
 """Configuration: frozen dataclasses whose fields are also the command line's flags and ``LLM``'s keyword arguments.
 
 One field = one flag = one keyword argument (``max_model_len`` ↔ ``--max-model-len``). Metadata: ``help`` is the flag's
-help text; ``choices``; ``short``; ``repeat`` (a tuple field whose flag takes several values); ``metavar``.
+help text; ``choices``; ``short``; ``repeat`` (a tuple field whose flag may be given several times, and with
+``nargs="+"`` takes several values at once); ``metavar``; ``parse="bytes"`` (a size with suffix).
 Imports nothing heavy: ``octavo --help`` reads these.
 """
 
@@ -113,7 +114,7 @@ class ServerOptions:
 
     host: str = flag("127.0.0.1", "Address to listen on; 0.0.0.0 for every interface.")
     port: int = flag(8000, "Port to listen on.")
-    served_model_name: tuple[str, ...] = flag((), "Names that clients may ask for (default: the MODEL argument).", repeat=True)
+    served_model_name: tuple[str, ...] = flag((), "Names that clients may ask for (default: the MODEL argument).", repeat=True, nargs="+")
     api_key: tuple[str, ...] = flag((), "Keys that clients must send; repeat the flag for several. Also OCTAVO_API_KEY.", repeat=True)
     chat_template: str | None = flag(None, "Jinja file or text that replaces the model's chat template.")
     metrics_require_api_key: bool = flag(False, "Ask for the API key on /metrics too.")

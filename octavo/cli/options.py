@@ -1,0 +1,69 @@
+"""What the commands share: from a command line to the engine's and the server's configuration."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from octavo import env
+from octavo.cli import flags
+from octavo.config import CacheOptions, DeviceOptions, EngineConfig, ModelOptions, SchedulerOptions, ServerOptions, check_choices
+from octavo.errors import ConfigError
+from octavo.log import get_logger, setup_logging
+
+ENGINE_CLASSES = (ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions)
+DEMO_LINE = "No model given: serving the embedded demo model SmolLM2-135M-Instruct."
+
+logger = get_logger(__name__)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, *, exclude: tuple[str, ...] = ()) -> None:
+    flags.add_options(parser, *ENGINE_CLASSES, exclude=exclude)
+
+
+def add_log_level(parser: argparse.ArgumentParser) -> None:
+    """``--log-level`` for commands that have no server flags; quieter than a server, whose output is its log."""
+    choices = env.LOG_LEVELS
+    parser.add_argument("--log-level", choices=choices, metavar="{" + ",".join(choices) + "}", help="How much to log (default: warning).")
+
+
+def engine_options(args: argparse.Namespace, from_file: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The engine options that the user chose, as keyword arguments of ``EngineConfig`` or ``LLM``.
+
+    The flags win over ``from_file`` (which may hold other classes' options too).
+    """
+    names = {field.name for field in dataclasses.fields(EngineConfig)}
+    values = {name: value for name, value in (from_file or {}).items() if name in names}
+    return values | flags.collect(args, *ENGINE_CLASSES)
+
+
+def server_options(args: argparse.Namespace, from_file: dict[str, Any] | None = None) -> ServerOptions:
+    """The server's options; keys out of the environment come after those of the flags. Raises ConfigError."""
+    names = {field.name for field in dataclasses.fields(ServerOptions)}
+    values = {name: value for name, value in (from_file or {}).items() if name in names}
+    values |= flags.collect(args, ServerOptions)
+    level = env.log_level()
+    if level is not None:
+        values.setdefault("log_level", level)
+    values["api_key"] = tuple(dict.fromkeys((*values.get("api_key", ()), *env.api_keys())))
+    options = ServerOptions(**values)
+    check_choices(options)
+    if not 0 <= options.port <= 65535:
+        raise ConfigError(f"--port must be between 0 (any free port) and 65535, got {options.port}.")
+    if any(not key.strip() for key in options.api_key):
+        raise ConfigError("--api-key must not be empty: an empty key would let every client in.")
+    for name in ("max_logprobs", "max_n", "max_body_size"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}.")
+    return options
+
+
+def check_engine(values: dict[str, Any]) -> EngineConfig:
+    """The configuration that the options make; ConfigError before anything heavy is imported."""
+    return EngineConfig.from_kwargs(**values)
+
+
+def start_logging(args: argparse.Namespace) -> None:
+    """Logging of a command that is not a server."""
+    setup_logging(args.log_level or env.log_level() or "warning")
