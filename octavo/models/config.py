@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from octavo.errors import ModelError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,3 +54,35 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # temperature, top_p, top_k, repetition_penalty …
     raw: dict[str, Any] = field(default_factory=dict)  # config.json, or GGUF metadata without the token lists
+
+
+def read_model_config(path: str | Path, load_format: str = "auto") -> ModelConfig:
+    """Read the configuration of a model folder or .gguf file.
+
+    A folder is read by its config.json and generation_config.json when it holds safetensors, and by the metadata of
+    its GGUF file when it holds one of those only (``ModelConfig.path`` is then that file). ``load_format`` as in
+    ``ModelOptions``: ``dummy`` needs no weights.
+
+    Raises:
+        ModelError: something is missing (named), malformed (file and field named), or unsupported (with what is
+            supported).
+    """
+    from octavo.models.config_gguf import read_gguf_config
+    from octavo.models.config_json import read_json_config
+    from octavo.weights.files import find_weights
+
+    path = Path(path)
+    if path.is_dir():
+        if load_format == "dummy" and (path / "config.json").is_file():
+            return read_json_config(str(path), "dummy")
+        found, weights_format = find_weights(path, "gguf" if load_format == "dummy" else load_format)
+        if weights_format == "safetensors":
+            return read_json_config(found, weights_format)
+        return read_gguf_config(found, "dummy" if load_format == "dummy" else "gguf")
+    if not path.is_file():
+        raise ModelError(f"{path} does not exist; a model is a folder with config.json and weights, or a .gguf file.")
+    if path.suffix.lower() != ".gguf":
+        raise ModelError(f"{path} is not a .gguf file; for other formats pass the folder that holds config.json and the weights.")
+    if load_format == "safetensors":
+        raise ModelError(f"{path} is a GGUF file, but --load-format safetensors was asked for; use auto or gguf.")
+    return read_gguf_config(str(path), "dummy" if load_format == "dummy" else "gguf")
