@@ -9,7 +9,6 @@ windows, RoPE) is in its ModelConfig and handled here. Module names follow the c
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +23,7 @@ from octavo.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from octavo.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import make_rope_table
-from octavo.models.config import ModelConfig, RopeConfig
+from octavo.models.config import ModelConfig
 from octavo.quantization.base import LinearScheme
 
 
@@ -119,7 +118,7 @@ class Decoder(nn.Module):
     def __init__(self, build: Build) -> None:
         super().__init__()
         config = build.config
-        table = make_rope_table(complete_rope(config), build.max_model_len).to(torch.get_default_device())
+        table = make_rope_table(config.rope, build.max_model_len).to(torch.get_default_device())
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, group=build.group, dtype=build.dtype)
         self.layers = nn.ModuleList(self.layer_class(build, i, table) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, build.dtype)
@@ -178,19 +177,6 @@ def layer_window(build: Build, layer_index: int) -> int | None:
     if window is None or window >= build.max_model_len or (layers is not None and layer_index not in layers):
         return None
     return window
-
-
-def complete_rope(config: ModelConfig) -> RopeConfig:
-    """The model's RoPE with what its parameters leave to the rest of the configuration filled in."""
-    rope = config.rope
-    parameters = dict(rope.parameters)
-    trained = config.raw.get("max_position_embeddings")
-    if rope.kind != "default" and parameters.get("original_max_position_embeddings") is None and trained:
-        parameters["original_max_position_embeddings"] = trained
-    original = parameters.get("original_max_position_embeddings")
-    if rope.kind in ("yarn", "longrope") and parameters.get("factor") is None and original:
-        parameters["factor"] = (trained or config.max_position) / original
-    return dataclasses.replace(rope, parameters=parameters)
 
 
 def check_config(config: ModelConfig) -> None:

@@ -53,7 +53,7 @@ def load_model(
         model = model_class(config.architecture)(build)
     model.requires_grad_(False).eval()
     with torch.no_grad():
-        _fill(model, config, dtype=dtype, load_format=load_format, seed=seed, progress=progress, weights=weights)
+        _fill(model, config, device=device, load_format=load_format, seed=seed, progress=progress, weights=weights)
         finalize(model)
     if progress:
         progress(1.0)
@@ -64,7 +64,7 @@ def _fill(
     model: DecoderForCausalLM,
     config: ModelConfig,
     *,
-    dtype: torch.dtype,
+    device: torch.device | str,
     load_format: str,
     seed: int,
     progress: Callable[[float], None] | None,
@@ -75,9 +75,10 @@ def _fill(
         from octavo import weights as readers
 
         if load_format == "dummy":
-            readers.fill_dummy(model, seed=seed)
+            readers.fill_dummy(model.named_parameters(), seed)
             return
-        weights = readers.iterate_weights(config, load_format=load_format, dtype=dtype)
+        # in their stored types: the copy into the parameters converts
+        weights = readers.iterate_weights(config, load_format=load_format, device=device)
     fill_from(model, weights, source=config.path, progress=progress)
 
 
@@ -126,7 +127,7 @@ def fill_from(
             continue
         slot.load(tensor)
         done += slot.destination.numel()
-        if progress and done / total - reported >= 0.01:
+        if progress and 0.01 <= done / total - reported and done < total:
             reported = done / total
             progress(reported)
     _refuse_misfits(model, source, missing=list(missing), left_over=left_over, repeated=repeated, misshaped=misshaped)

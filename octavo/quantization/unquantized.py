@@ -18,7 +18,7 @@ class UnquantizedScheme:
     """``weight`` [out, in] in the model's dtype; ``packed`` is the prepacked product, where there is one.
 
     ``prepack(weight)`` returns a function (x, bias) -> x @ weight.T + bias that owns its copy of the weight, or None where
-    packing brings nothing (other devices). The plain weight is then freed, unless another module shares it.
+    packing brings nothing (other devices). The module then lets go of its plain weight; a tied embedding still holds it.
     """
 
     name = "none"
@@ -33,7 +33,6 @@ class UnquantizedScheme:
     def share_weight(self, module: nn.Module, weight: nn.Parameter) -> None:
         module.weight = weight
         module.packed = None
-        module.shares_weight = True
 
     def load(self, module: nn.Module, part: LinearPart) -> Iterator[tuple[str, WeightSlot]]:
         weight = module.weight
@@ -48,7 +47,7 @@ class UnquantizedScheme:
         if self.prepack is None:
             return
         module.packed = self.prepack(module.weight.data)
-        if module.packed is not None and not getattr(module, "shares_weight", False):
+        if module.packed is not None:
             module.weight = None
 
     def apply(self, module: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -56,8 +56,9 @@ def loop_turn(x: torch.Tensor, head: int, position: int, layer: AttentionLayerSp
 def run_paged(qkv: list[torch.Tensor], layer: AttentionLayerSpec, cuts: list[list[int]], block_size: int, seed: int) -> list[torch.Tensor]:
     """Feed each sequence in pieces of ``cuts[s]`` tokens, one piece of every unfinished sequence a step, over shuffled blocks."""
     backend = ReferenceAttention()
-    num_blocks = sum(-(-len(x) // block_size) for x in qkv) + 3
-    free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
+    num_blocks = sum(-(-len(x) // block_size) for x in qkv) + 4
+    # the last block stays out: a slot of -1 taken for an index would end there
+    free = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(seed)).tolist()
     cache = backend.make_kv_cache(num_blocks, block_size, layer.num_kv_heads, layer.head_dim, qkv[0].dtype, torch.device("cpu"))
     cache.fill_(1e4)  # what nobody wrote must not be read
     tables = [[free.pop() for _ in range(-(-len(x) // block_size))] for x in qkv]
@@ -72,7 +73,7 @@ def run_paged(qkv: list[torch.Tensor], layer: AttentionLayerSpec, cuts: list[lis
             done[s] += count
         width = max(map(len, tables))
         metadata = AttentionMetadata(
-            num_tokens=len(positions),
+            num_tokens=len(positions) + 2 * (step % 2),  # padding may be counted or not
             num_seqs=len(work),
             num_decodes=sum(count == 1 for _, count in work),
             max_query_len=max(count for _, count in work),
@@ -92,7 +93,7 @@ def run_paged(qkv: list[torch.Tensor], layer: AttentionLayerSpec, cuts: list[lis
         assert out.dtype == rows.dtype
         for (s, _), piece in zip(work, out[: len(positions)].split([count for _, count in work]), strict=True):
             results[s].append(piece)
-    untouched = cache[free]
+    untouched = cache[[*free, num_blocks - 1]]
     assert bool((untouched == 1e4).all())  # padding and neighbours wrote nowhere else
     return [torch.cat(pieces) for pieces in results]
 

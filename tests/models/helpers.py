@@ -41,6 +41,7 @@ def tiny_transformers_model(family: str, seed: int = 0, **changes):
 def model_config(hf, *, max_position: int | None = None) -> ModelConfig:
     """What a configuration reader would make of a transformers configuration."""
     rope = dict(hf.rope_parameters)
+    rope.setdefault("original_max_position_embeddings", hf.max_position_embeddings)
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     bias = bool(getattr(hf, "attention_bias", False))
     layer_types = getattr(hf, "layer_types", None)
@@ -74,7 +75,6 @@ def model_config(hf, *, max_position: int | None = None) -> ModelConfig:
         sliding_window_layers=None
         if layer_types is None
         else tuple(i for i, kind in enumerate(layer_types) if kind == "sliding_attention"),
-        raw={"max_position_embeddings": hf.max_position_embeddings},
     )
 
 
