@@ -63,8 +63,7 @@ class BlockPool:
         if refs < 0:
             raise RuntimeError(f"block {block} was released more often than it was taken")
         self.refs[block] = refs
-        if last_touch > self._last_touch[block]:
-            self._last_touch[block] = last_touch
+        self._last_touch[block] = max(self._last_touch[block], last_touch)
         if refs == 0:
             self._set_free(block, keep)
 

@@ -17,10 +17,21 @@ class Engine:
     def __init__(self, config: EngineConfig, executor: Executor, *, max_model_len: int) -> None:
         """``max_model_len`` is the resolved one. ConfigError if the token budget cannot hold what it must."""
         device_type = config.device if config.device != "auto" else ("cuda" if executor.steps_ahead else "cpu")
-        self.settings = SchedulerSettings.from_config(
-            config, num_blocks=executor.num_blocks, max_model_len=max_model_len, device_type=device_type
+        self._start(
+            SchedulerSettings.from_config(config, num_blocks=executor.num_blocks, max_model_len=max_model_len, device_type=device_type),
+            executor,
         )
-        self.scheduler = Scheduler(self.settings)
+
+    @classmethod
+    def from_settings(cls, settings: SchedulerSettings, executor: Executor) -> Engine:
+        """An engine from bare numbers, without the command line's configuration."""
+        engine = cls.__new__(cls)
+        engine._start(settings, executor)
+        return engine
+
+    def _start(self, settings: SchedulerSettings, executor: Executor) -> None:
+        self.settings = settings
+        self.scheduler = Scheduler(settings)
         self.executor = executor
         self._next_step = 0
 

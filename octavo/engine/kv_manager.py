@@ -73,11 +73,18 @@ class KVManager:
         seq.num_prefill = len(seq.tokens)
         seq.num_published = len(cached)
         seq.publish_at = seq.num_computed + self.block_size if self.prefix_caching else NEVER
-        if self.prefix_caching and seq.num_outputs == 0:  # resumptions would blur what clients gain from the cache
-            if not seq.request.awaits_prompt_logprobs:
-                self.queries += seq.num_prompt
-                self.hits += seq.num_computed
-            seq.request.num_cached_tokens = seq.num_computed
+        self._count_lookup(seq)
+
+    def _count_lookup(self, seq: Sequence) -> None:
+        """Once a request: resumptions mostly find their own blocks, and would blur what clients gain from the cache."""
+        request = seq.request
+        if request.started:
+            return
+        request.started = True
+        request.num_cached_tokens = seq.num_computed
+        if self.prefix_caching and not request.awaits_prompt_logprobs:
+            self.queries += seq.num_prompt
+            self.hits += seq.num_computed
 
     # -- growth ---------------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ class Status(Enum):
 class Request:
     """What a client asked for, and its ``n`` sequences."""
 
-    __slots__ = ("id", "params", "prompt", "cache_salt", "end_ids", "order", "sequences", "num_cached_tokens", "prompt_logprobs")
+    __slots__ = ("cache_salt", "end_ids", "id", "num_cached_tokens", "order", "params", "prompt", "prompt_logprobs", "sequences", "started")
 
     def __init__(self, source: GenerateRequest, order: tuple, max_length: int, seed: int) -> None:
         """``order`` sorts requests (see policy.py); ``max_length`` bounds prompt and output together, in tokens."""
@@ -41,7 +41,8 @@ class Request:
         self.cache_salt = source.cache_salt
         self.end_ids = frozenset(params.eos_token_ids) | frozenset(params.stop_token_ids)
         self.order = order
-        self.num_cached_tokens = 0
+        self.started = False  # whether it was ever admitted
+        self.num_cached_tokens = 0  # prompt tokens found in the prefix cache when it started
         self.prompt_logprobs: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else []
         self.sequences = [Sequence(self, index, max_length, derive_seed(seed, index)) for index in range(params.n)]
         leader = self.sequences[0]
@@ -78,27 +79,27 @@ class Sequence:
     """One continuation being generated: prompt tokens + output tokens, and what it owns while it runs."""
 
     __slots__ = (
-        "request",
+        "blocks",
+        "generation",
+        "hashes",
         "index",
+        "length",
+        "max_length",
+        "min_length",
+        "num_computed",
+        "num_prefill",
+        "num_prompt",
+        "num_published",
         "order",
+        "publish_at",
+        "request",
+        "row",
+        "row_ready",
+        "sample_rows",
         "seed",
         "status",
         "tokens",
-        "length",
-        "num_prompt",
-        "min_length",
-        "max_length",
-        "num_computed",
-        "num_prefill",
-        "blocks",
         "writable",
-        "hashes",
-        "generation",
-        "num_published",
-        "publish_at",
-        "row",
-        "sample_rows",
-        "row_ready",
     )
 
     def __init__(self, request: Request, index: int, max_length: int, seed: int) -> None:
