@@ -97,6 +97,14 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
                 "so that every running sequence can advance in each step."
             )
 
+    def token_budget(self, max_model_len: int, device_type: str) -> int:
+        """Most tokens that one step may advance; executors size their buffers by it. ``device_type``: cpu or cuda.
+
+        Without chunked prefill the longest prompt must fit beside a full batch of decodes, or it might never run.
+        """
+        budget = self.max_num_batched_tokens or max(2048 if device_type == "cpu" else 8192, self.max_num_seqs)
+        return budget if self.enable_chunked_prefill else max(budget, max_model_len + self.max_num_seqs)
+
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
         """Build from keyword arguments; an unknown one is a ConfigError that suggests the nearest."""

@@ -252,6 +252,8 @@ class StepResult:
 
     ``rows[i]`` drew ``token_ids[i]``; ``logprobs[i]`` is None unless the row asked for them.
     ``prompt_logprobs`` maps row -> entries for the advance's ``next_token_ids``, in order.
+    ``errors`` maps a row that the step named -> what went wrong with it alone; its request ends with that message.
+    Such a row still has its (meaningless) entry in ``token_ids``.
     """
 
     step: int
@@ -259,6 +261,7 @@ class StepResult:
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None] | None = None
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
 
 
 class Executor(Protocol):

@@ -1,0 +1,172 @@
+"""Which sequence owns which KV blocks: allocation, sharing, copy-on-write, publication.
+
+A sequence gets the blocks of all tokens it is to prefill at admission, so a prompt's chunks can never run out of blocks
+half-way; afterwards it grows a block at a time. ``Sequence.writable`` bounds what it may write without asking here.
+"""
+
+from __future__ import annotations
+
+from octavo.engine.block_pool import BlockPool
+from octavo.engine.prefix_cache import PrefixCache
+from octavo.engine.request import NEVER, Sequence
+from octavo.types import BlockAppend, StepPlan
+
+
+class KVManager:
+    """Owns the block pool and the prefix cache. ``queries`` and ``hits`` count prompt tokens looked up and found."""
+
+    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True) -> None:
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self.pool = BlockPool(num_blocks)
+        self.cache = PrefixCache(num_blocks, block_size)
+        self.queries = 0
+        self.hits = 0
+        self._step = 0
+
+    @property
+    def usage(self) -> float:
+        """Share of blocks that live sequences hold, 0 to 1."""
+        pool = self.pool
+        return 1 - (pool.num_free + pool.num_freeing) / pool.num_blocks
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def begin_step(self, step: int) -> None:
+        self._step = step
+        self.pool.begin_step(step)
+
+    # -- admission ------------------------------------------------------------------------------------------------------
+
+    def find_cached(self, seq: Sequence) -> list[int]:
+        """Blocks of the longest cached prefix of the known tokens, the last token left out.
+
+        That one must be run again, because only a run gives logits. A prompt whose own log-probabilities are asked for
+        must be run whole.
+        """
+        if not self.prefix_caching:
+            return []
+        if seq.generation != self.cache.generation:
+            seq.hashes = []
+            seq.generation = self.cache.generation
+        if seq.request.awaits_prompt_logprobs:
+            return []
+        count = (len(seq.tokens) - 1) // self.block_size
+        self.cache.extend_hashes(seq.hashes, seq.tokens, count, seq.request.cache_salt)
+        return self.cache.match(seq.hashes, count)
+
+    def fits(self, seq: Sequence, cached: list[int], reserve: int) -> bool:
+        """Whether all known tokens get their blocks with ``reserve`` free ones left over. Changes nothing."""
+        pool = self.pool
+        idle = sum(1 for block in cached if pool.is_free(block))
+        return self.blocks_for(len(seq.tokens)) - len(cached) + reserve <= pool.num_free - idle
+
+    def admit(self, seq: Sequence, cached: list[int]) -> None:
+        """Give the sequence blocks for all its known tokens, ``cached`` (from ``find_cached``) first."""
+        pool = self.pool
+        for block in cached:  # before any allocation, which might evict them
+            pool.ref(block)
+        seq.blocks = cached + [self._allocate() for _ in range(self.blocks_for(len(seq.tokens)) - len(cached))]
+        seq.writable = len(seq.blocks) * self.block_size
+        seq.num_computed = len(cached) * self.block_size
+        seq.num_prefill = len(seq.tokens)
+        seq.num_published = len(cached)
+        seq.publish_at = seq.num_computed + self.block_size if self.prefix_caching else NEVER
+        self._count_lookup(seq)
+
+    def _count_lookup(self, seq: Sequence) -> None:
+        """Once a request: resumptions mostly find their own blocks, and would blur what clients gain from the cache."""
+        request = seq.request
+        if request.started:
+            return
+        request.started = True
+        request.num_cached_tokens = seq.num_computed
+        if self.prefix_caching and not request.awaits_prompt_logprobs:
+            self.queries += seq.num_prompt
+            self.hits += seq.num_computed
+
+    # -- growth ---------------------------------------------------------------------------------------------------------
+
+    def grow(self, seq: Sequence, plan: StepPlan) -> bool:
+        """Make position ``num_computed`` writable; False if that needs a block and none is free.
+
+        Either the blocks are full, and one is appended; or the last one is shared with sequences of the same request
+        and half full, and is copied first (the last owner keeps it).
+        """
+        pool, blocks = self.pool, seq.blocks
+        offset = seq.num_computed // self.block_size
+        if offset < len(blocks) and pool.refs[blocks[offset]] == 1:
+            seq.writable = len(blocks) * self.block_size
+            return True
+        if pool.num_free == 0:
+            return False
+        block = self._allocate()
+        if offset < len(blocks):
+            shared = blocks[offset]
+            plan.copies.append((shared, block))
+            # This step reads it, so even if its other owners go now, it must not be handed out within this step.
+            pool.unref(shared, self._step, self.cache.hash_of[shared] is not None)
+            blocks[offset] = block
+        else:
+            blocks.append(block)
+        plan.block_appends.append(BlockAppend(seq.row, offset, [block]))
+        seq.writable = len(blocks) * self.block_size
+        return True
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let ``child`` share everything that ``parent`` has computed, which is all of ``parent.blocks``."""
+        for block in parent.blocks:
+            self.pool.ref(block)
+        child.blocks = list(parent.blocks)
+        child.hashes = list(parent.hashes)
+        child.generation = parent.generation
+        child.num_computed = parent.num_computed
+        child.num_prefill = parent.num_prefill
+        # The full blocks are the parent's to publish; nobody may write before grow() has looked at the last one.
+        child.num_published = parent.num_computed // self.block_size
+        child.publish_at = (child.num_published + 1) * self.block_size if self.prefix_caching else NEVER
+        parent.writable = child.writable = parent.num_computed
+
+    def hand_over(self, seq: Sequence, heir: Sequence) -> None:
+        """Move everything that ``seq`` holds to ``heir``, which holds nothing."""
+        for name in ("blocks", "hashes", "generation", "num_computed", "num_prefill", "num_published", "publish_at", "writable"):
+            setattr(heir, name, getattr(seq, name))
+        seq.blocks, seq.hashes = [], []
+
+    # -- publication and release ----------------------------------------------------------------------------------------
+
+    def publish(self, seq: Sequence) -> None:
+        """Publish blocks that became full: tokens known, and computed by steps planned before any later reader's."""
+        count = min(seq.num_computed, len(seq.tokens)) // self.block_size
+        if seq.generation != self.cache.generation:
+            seq.publish_at = NEVER  # computed before a reset
+        if seq.publish_at == NEVER or count <= seq.num_published:
+            return
+        cache, hashes, blocks = self.cache, seq.hashes, seq.blocks
+        cache.extend_hashes(hashes, seq.tokens, count, seq.request.cache_salt)
+        for i in range(seq.num_published, count):
+            cache.publish(hashes[i], blocks[i])
+        seq.num_published = count
+        seq.publish_at = (count + 1) * self.block_size
+
+    def release(self, seq: Sequence, last_touch: int) -> None:
+        """Take all blocks away. ``last_touch``: the last step that may touch them for this sequence.
+
+        Last block first: so the end of a chain, worthless without its beginning, is evicted first.
+        """
+        hash_of, unref = self.cache.hash_of, self.pool.unref
+        for block in reversed(seq.blocks):
+            unref(block, last_touch, hash_of[block] is not None)
+        seq.blocks = []
+        seq.num_computed = seq.num_prefill = seq.num_published = seq.writable = 0
+        seq.publish_at = NEVER
+
+    def reset_prefix_cache(self) -> None:
+        self.cache.reset()
+
+    def _allocate(self) -> int:
+        block = self.pool.allocate()
+        if self.cache.hash_of[block] is not None:
+            self.cache.forget(block)
+        return block

@@ -1,0 +1,442 @@
+"""Decides what each step does. No tensors, no text, no clocks.
+
+No phases: a step has one token budget, and a plan says how many tokens each sequence advances. Decodes (advances of
+one) come first, what is left of the budget goes to prompts in policy order, and then to new sequences.
+
+One step ahead: ``schedule(N+1)`` may run before ``apply`` of step N. The scheduler then knows how many tokens each
+sequence has, not their values. So it plans to a length limit and never past it, learns other ends a step late (what
+was drawn past an end is dropped), and resumes a preempted sequence only when all its values have arrived.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+from octavo.engine.kv_manager import KVManager
+from octavo.engine.policy import POLICIES, OrderedSequences, Preemption, RecomputePreemption
+from octavo.engine.request import Request, Sequence, Status, derive_seed
+from octavo.engine.settings import SchedulerSettings
+from octavo.errors import RequestError
+from octavo.types import (
+    Advance,
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    RowInit,
+    StepPlan,
+    StepResult,
+    TokenDelta,
+    TokenLogprobs,
+)
+
+
+@dataclass(slots=True)
+class Chunk:
+    """One sequence's advance while it prefills, and the sequences that draw from its last position (often none)."""
+
+    advance: Advance
+    seq: Sequence
+    drawing: list[Sequence]
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """What the scheduler must remember of a planned step to understand its result.
+
+    ``sampled[i]`` is the sequence for which the i-th token of the result was drawn. Rows may have changed hands since.
+    """
+
+    step: int
+    sampled: list[Sequence] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+
+
+class Scheduler:
+    """Holds every unfinished request. ``schedule`` and ``apply`` are called for the same steps, in the same order."""
+
+    def __init__(self, settings: SchedulerSettings, preemption: Preemption | None = None) -> None:
+        self.settings = settings
+        self.kv = KVManager(settings.num_blocks, settings.block_size, settings.prefix_caching)
+        self.policy = POLICIES[settings.policy]()
+        self.preemption = preemption or RecomputePreemption()
+        self.requests: dict[str, Request] = {}
+        self.waiting = OrderedSequences()
+        self.running = OrderedSequences()
+        self.free_rows = list(range(settings.max_num_seqs))  # a heap: low rows first keeps the batch compact
+        self.in_flight: deque[StepRecord] = deque()
+        # Free blocks that admission leaves to the running sequences' growth, or each admission would end in a preemption.
+        self.watermark = max(1, settings.num_blocks // 100)
+        self.stats = EngineStats()
+        self._ready: list[TokenDelta] = []
+        self._num_added = 0
+        self._last_step = -1  # the last step planned: no later one touches what is released now
+
+    # -- intake ---------------------------------------------------------------------------------------------------------
+
+    def add(self, source: GenerateRequest) -> None:
+        """Take a request in. RequestError for one that could never finish here; nothing is kept of it then."""
+        max_length = self._check(source)
+        params = source.params
+        counter = self._num_added
+        self._num_added += 1
+        seed = derive_seed(self.settings.seed, counter) if params.seed is None else params.seed
+        request = Request(source, self.policy.order(source, counter), max_length, seed)
+        if params.max_tokens == 0 and not request.awaits_prompt_logprobs:  # nothing to compute
+            self._ready.extend(self._delta(seq, [], "length", request.take_prompt_logprobs()) for seq in request.sequences)
+            return
+        self.requests[request.id] = request
+        self.waiting.add(request.sequences[0])
+
+    def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
+        """End a request, or one of its sequences. Unknown or finished ones give no delta and no error."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return []
+        ending = [s for s in request.live if index is None or s.index == index]
+        for seq in reversed(ending):  # a leader last, so that it hands nothing over to a sequence about to end
+            self._end(seq)
+        return [self._delta(seq, [], "abort") for seq in ending]
+
+    def take_ready(self) -> list[TokenDelta]:
+        """Deltas of requests that were finished without a step."""
+        ready, self._ready = self._ready, []
+        return ready
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.requests or self.in_flight or self._ready)
+
+    def snapshot(self) -> EngineStats:
+        """Statistics as of now, in an object of their own."""
+        stats, kv = self.stats, self.kv
+        return EngineStats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            kv_cache_usage=kv.usage,
+            num_preemptions=stats.num_preemptions,
+            prefix_cache_queries=kv.queries,
+            prefix_cache_hits=kv.hits,
+            prompt_tokens=stats.prompt_tokens,
+            generation_tokens=stats.generation_tokens,
+            num_steps=stats.num_steps,
+        )
+
+    # -- planning -------------------------------------------------------------------------------------------------------
+
+    def schedule(self, step: int) -> StepPlan | None:
+        """Plan step ``step``, which must then be submitted; None when nothing can run before more results are applied.
+
+        ``step`` grows from plan to plan.
+        """
+        self.kv.begin_step(step)
+        plan = StepPlan(step)
+        record = StepRecord(step)
+        self._displace()
+        prefills = self._plan_decodes(plan, record)
+        budget = self.settings.max_num_batched_tokens - len(plan.advances)
+        for seq in prefills:
+            if budget == 0:
+                break
+            budget -= self._plan_chunk(seq, budget, plan, record)
+        self._admit(budget, plan, record)
+        if not plan.advances and not record.chunks:
+            return None
+        record.chunks.sort(key=lambda chunk: chunk.advance.count > 1)  # stable: advances of one token come first
+        for chunk in record.chunks:
+            plan.advances.append(chunk.advance)
+            record.sampled.extend(chunk.drawing)
+            self.kv.publish(chunk.seq)  # only now, so that no sequence of this step reads what this step writes
+        self._last_step = step
+        self.in_flight.append(record)
+        self.stats.num_steps += 1
+        return plan
+
+    def _plan_decodes(self, plan: StepPlan, record: StepRecord) -> list[Sequence]:
+        """Advance every decoding sequence by one; return those still prefilling.
+
+        In policy order, and a sequence that finds no block takes one from the last in order. So victims are always
+        ones that this step has not planned yet.
+        """
+        prefills: list[Sequence] = []
+        advance, sampled = plan.advances.append, record.sampled.append
+        running = self.running.items
+        for seq in running:  # _grow only removes items behind seq, or seq itself when it is the last
+            start = seq.num_computed
+            if start < seq.num_prefill:
+                prefills.append(seq)
+                continue
+            after = start + 1  # == seq.length
+            if after >= seq.max_length:  # a foreseen end: its last token is in flight
+                continue
+            if start >= seq.writable and not self._grow(seq, plan):
+                break
+            seq.num_computed = after
+            seq.length = after + 1
+            advance(Advance(seq.row, start, 1, None, seq.sample_rows))
+            sampled(seq)
+        return prefills
+
+    def _grow(self, seq: Sequence, plan: StepPlan) -> bool:
+        """Make the next position writable, at the cost of those behind; False if ``seq`` itself had to give way."""
+        while not self.kv.grow(seq, plan):
+            victim = self.running.items[-1]
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _plan_chunk(self, seq: Sequence, budget: int, plan: StepPlan, record: StepRecord) -> int:
+        """Advance a prefilling sequence by as much as the budget allows; at the end, draw its next token.
+
+        At the end of a prompt all sequences of the request get their rows and draw from the same logits.
+        """
+        start = seq.num_computed
+        count = min(budget, seq.num_prefill - start)
+        end = start + count
+        if not seq.row_ready:
+            self._init_row(seq, plan)
+        advance = Advance(seq.row, start, count, seq.tokens[start:end])
+        request = seq.request
+        if request.awaits_prompt_logprobs:
+            following = request.prompt[start + 1 : end + 1]
+            if following:
+                advance.prompt_logprobs = request.params.prompt_logprobs
+                advance.next_token_ids = following
+        seq.num_computed = end
+        drawing: list[Sequence] = []
+        if end == seq.num_prefill and seq.length < seq.max_length:
+            drawing = [seq, *request.held]
+            for child in drawing[1:]:
+                self._fork(seq, child, plan)
+            for each in drawing:
+                each.length += 1
+            advance.sample_rows = tuple(each.row for each in drawing)
+        record.chunks.append(Chunk(advance, seq, drawing))
+        return count
+
+    def _fork(self, parent: Sequence, child: Sequence, plan: StepPlan) -> None:
+        child.tokens = list(child.tokens)
+        child.status = Status.RUNNING
+        self.kv.fork(parent, child)
+        self._init_row(child, plan)
+        self.running.add(child)
+
+    def _init_row(self, seq: Sequence, plan: StepPlan) -> None:
+        request = seq.request
+        outputs = seq.tokens[seq.num_prompt :]
+        plan.row_inits.append(RowInit(seq.row, request.params, seq.seed, request.prompt, outputs, list(seq.blocks)))
+        seq.row_ready = True
+
+    def _admit(self, budget: int, plan: StepPlan, record: StepRecord) -> None:
+        """Start waiting sequences, in order and none past one that must wait."""
+        waiting = self.waiting.items
+        while waiting and budget > 0:
+            seq = waiting[0]
+            cached = self._admissible(seq)
+            if cached is None:
+                return
+            if not self.settings.chunked_prefill and len(seq.tokens) - len(cached) * self.settings.block_size > budget:
+                return
+            del waiting[0]
+            self.kv.admit(seq, cached)
+            seq.status = Status.RUNNING
+            for each in (seq, *seq.request.held):
+                each.row = heapq.heappop(self.free_rows)
+                each.sample_rows = (each.row,)
+            self.running.add(seq)
+            budget -= self._plan_chunk(seq, budget, plan, record)
+
+    def _admissible(self, seq: Sequence) -> list[int] | None:
+        """The cached blocks with which ``seq`` may start now; None if values, rows or blocks are missing.
+
+        With nothing running, a sequence that passed ``add`` is always admissible, so the queue cannot stall.
+        """
+        if seq.num_in_flight or len(self.free_rows) < 1 + len(seq.request.held):
+            return None
+        reserve = self.watermark if self.running.items else 0
+        if self.kv.pool.num_free < reserve:
+            return None
+        cached = self.kv.find_cached(seq)
+        return cached if self.kv.fits(seq, cached, reserve) else None
+
+    def _displace(self) -> None:
+        """Preempt running sequences that the policy puts below the first waiting one, until that one can start."""
+        waiting, running = self.waiting.items, self.running.items
+        while waiting and running and self.policy.displaces(waiting[0], running[-1]):
+            if waiting[0].num_in_flight or self._admissible(waiting[0]) is not None:
+                return
+            self._preempt(running[-1])
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take row and blocks away; the sequence (and those it computes the prompt for) waits again."""
+        self.running.remove(seq)
+        self.preemption.take(seq, self.kv, self._last_step)
+        self._free_row(seq)
+        for held in seq.request.held:
+            self._free_row(held)
+        seq.status = Status.WAITING
+        self.waiting.add(seq)
+        self.stats.num_preemptions += 1
+
+    # -- results --------------------------------------------------------------------------------------------------------
+
+    def apply(self, result: StepResult) -> list[TokenDelta]:
+        """Take in what the oldest planned step drew; returns what each sequence gained.
+
+        A stop token is part of ``token_ids``. Tokens drawn past a sequence's end are dropped.
+        """
+        record = self.in_flight.popleft()
+        if result.step != record.step or len(result.token_ids) != len(record.sampled):
+            raise RuntimeError(
+                f"the executor answered step {result.step} with {len(result.token_ids)} tokens, "
+                f"expected step {record.step} with {len(record.sampled)}"
+            )
+        deltas: list[TokenDelta] = []
+        if result.errors:
+            self._apply_errors(record, result, deltas)
+        if record.chunks:
+            self._apply_prompts(record, result, deltas)
+        finished, logprobs = Status.FINISHED, result.logprobs
+        num_accepted = 0
+        for i, token in enumerate(result.token_ids):
+            seq = record.sampled[i]
+            if seq.status is finished:  # overshoot, or aborted meanwhile
+                continue
+            tokens, request = seq.tokens, seq.request
+            tokens.append(token)
+            num_accepted += 1
+            length = len(tokens)
+            delta = TokenDelta(
+                request_id=request.id, index=seq.index, token_ids=[token], num_cached_tokens=request.num_cached_tokens
+            )
+            if logprobs is not None and logprobs[i] is not None:
+                delta.logprobs = [logprobs[i]]
+            if length == seq.num_prompt + 1 and request.prompt_logprobs is not None:
+                delta.prompt_logprobs = request.take_prompt_logprobs()
+            if length >= seq.publish_at:
+                self.kv.publish(seq)
+            if token in request.end_ids and length >= seq.min_length:
+                delta.finish_reason = "stop"
+                delta.stop_reason = None if token in request.params.eos_token_ids else token
+                self._end(seq)
+            elif length >= seq.max_length:
+                delta.finish_reason = "length"
+                self._end(seq)
+            deltas.append(delta)
+        self.stats.generation_tokens += num_accepted
+        return deltas
+
+    def _apply_errors(self, record: StepRecord, result: StepResult, deltas: list[TokenDelta]) -> None:
+        """End the requests whose rows the executor could not run; the others go on."""
+        owners = dict(zip(result.rows, record.sampled, strict=True))
+        owners.update((chunk.advance.row, chunk.seq) for chunk in record.chunks)
+        for row, message in result.errors.items():
+            if row not in owners:
+                raise RuntimeError(f"the executor reports an error for row {row}, which step {record.step} does not name: {message}")
+            live = owners[row].request.live
+            for seq in reversed(live):
+                self._end(seq)
+            deltas.extend(self._delta(seq, [], "error", error=message) for seq in live)
+
+    def _apply_prompts(self, record: StepRecord, result: StepResult, deltas: list[TokenDelta]) -> None:
+        """Gather prompt log-probabilities, count finished prompts, and end those that wanted nothing more."""
+        for chunk in record.chunks:
+            advance, seq = chunk.advance, chunk.seq
+            request = seq.request
+            live = request.live
+            if not live:
+                continue
+            if advance.next_token_ids is not None:
+                request.gather_prompt_logprobs(advance.start, result.prompt_logprobs[advance.row])
+            end = advance.start + advance.count
+            if end == seq.num_prompt and seq.num_outputs == 0:  # not when it is run again after a preemption
+                self.stats.prompt_tokens += end
+            if end == seq.num_prompt == seq.max_length:  # max_tokens is 0
+                for each in reversed(live):
+                    self._end(each)
+                entries = request.take_prompt_logprobs()
+                deltas.extend(self._delta(each, [], "length", entries if each is live[0] else None) for each in live)
+
+    # -- ends -----------------------------------------------------------------------------------------------------------
+
+    def _end(self, seq: Sequence) -> None:
+        """The one way out, whatever the reason: frees row and blocks and forgets the sequence, and last the request.
+
+        A sequence that ends while it computes its request's prompt hands the work over to the next one.
+        """
+        request, status = seq.request, seq.status
+        if status is not Status.HELD:
+            members = self.running if status is Status.RUNNING else self.waiting
+            members.remove(seq)
+            held = request.held if len(request.sequences) > 1 else ()
+            if held:
+                heir = held[0]
+                heir.status = status
+                heir.tokens = list(heir.tokens)
+                self.kv.hand_over(seq, heir)
+                members.add(heir)
+        self.kv.release(seq, self._last_step)
+        self._free_row(seq)
+        seq.status = Status.FINISHED
+        if not request.live:
+            del self.requests[request.id]
+
+    def _free_row(self, seq: Sequence) -> None:
+        if seq.row >= 0:
+            heapq.heappush(self.free_rows, seq.row)
+            seq.row = -1
+            seq.row_ready = False
+
+    @staticmethod
+    def _delta(
+        seq: Sequence,
+        token_ids: list[int],
+        finish_reason: FinishReason,
+        prompt_logprobs: list[TokenLogprobs] | None = None,
+        error: str | None = None,
+    ) -> TokenDelta:
+        return TokenDelta(
+            request_id=seq.request.id,
+            index=seq.index,
+            token_ids=token_ids,
+            finish_reason=finish_reason,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=seq.request.num_cached_tokens,
+            error=error,
+        )
+
+    def _check(self, source: GenerateRequest) -> int:
+        """RequestError for a request that can never finish here; else its longest length, prompt and output, in tokens."""
+        settings, params = self.settings, source.params
+        num_prompt = len(source.prompt_token_ids)
+        if source.request_id in self.requests:
+            raise RequestError(f"a request with the id {source.request_id!r} is running already; choose another.", param="request_id")
+        if num_prompt == 0:
+            raise RequestError("the prompt is empty; it must have at least one token.", param="prompt")
+        if num_prompt + (params.max_tokens > 0) > settings.max_model_len:
+            raise RequestError(
+                f"the prompt has {num_prompt} tokens, and the longest sequence is {settings.max_model_len} tokens, prompt and output "
+                "together; shorten the prompt.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        if params.max_tokens < 0:
+            raise RequestError(f"max_tokens must not be negative, got {params.max_tokens}.", param="max_tokens")
+        if not 1 <= params.n <= settings.max_num_seqs:
+            raise RequestError(
+                f"n is {params.n}, but at most {settings.max_num_seqs} sequences can run at the same time; ask for fewer "
+                "(or raise --max-num-seqs).",
+                param="n",
+            )
+        max_length = min(num_prompt + params.max_tokens, settings.max_model_len)
+        needed = self.kv.blocks_for(max(num_prompt, max_length - 1))  # the last token drawn is never run
+        if needed > settings.num_blocks:
+            raise RequestError(
+                f"the request may need {needed} KV blocks for {max_length} tokens, and the cache has {settings.num_blocks} blocks "
+                f"of {settings.block_size} tokens; lower max_tokens or shorten the prompt (or raise the KV cache memory).",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        return max_length

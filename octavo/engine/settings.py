@@ -1,0 +1,56 @@
+"""The few numbers that the scheduler needs, apart from the command line's many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.config import EngineConfig
+from octavo.engine.policy import POLICIES
+from octavo.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerSettings:
+    """Raises ConfigError for numbers that could stall the engine.
+
+    ``max_num_batched_tokens``: the token budget. Without ``chunked_prefill`` it must hold the longest prompt beside a
+    full batch of decodes. ``seed`` makes the seeds of requests that bring none.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    chunked_prefill: bool = True
+    prefix_caching: bool = True
+    policy: str = "fcfs"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"scheduling policy must be one of {', '.join(POLICIES)}; got {self.policy!r}.")
+        least = self.max_num_seqs if self.chunked_prefill else self.max_model_len + self.max_num_seqs
+        if self.max_num_batched_tokens < least:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least {least} with max_num_seqs {self.max_num_seqs}"
+                + ("." if self.chunked_prefill else f" and max_model_len {self.max_model_len}, because chunked prefill is off.")
+            )
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, *, num_blocks: int, max_model_len: int, device_type: str) -> SchedulerSettings:
+        """``device_type``: cpu or cuda."""
+        return cls(
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            max_model_len=max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.token_budget(max_model_len, device_type),
+            chunked_prefill=config.enable_chunked_prefill,
+            prefix_caching=config.enable_prefix_caching,
+            policy=config.scheduling_policy,
+            seed=config.seed,
+        )
