@@ -1,0 +1,180 @@
+"""The sampling half of the device-side batch state: what every row asks for, kept where the sampler uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from octavo.sampling.feature import LogitFeature, StepInputs
+from octavo.sampling.logprobs import resolve_count
+from octavo.sampling.masks import AllowedTokens, BadWords, LogitBias, MinTokens
+from octavo.sampling.penalties import Penalties
+from octavo.sampling.random import row_key
+from octavo.sampling.truncation import DrawParams, first_candidates
+from octavo.types import RowInit
+
+GREEDY_BELOW = 1e-5  # a temperature below it is greedy: in float32 it could not be told from 0 anyway
+_MAX_TEMPERATURE = 1e30
+_TEMPERATURE, _TOP_P, _MIN_P, _TOP_K, _KEY = range(5)
+_NUM_COLUMNS = 5
+
+
+@dataclass(slots=True)
+class DrawGroup:
+    """Rows of a step that draw in the same way. index: int64 [G] into the step's rows, None for all of them in order."""
+
+    index: torch.Tensor | None
+    params: DrawParams
+    keys: torch.Tensor  # int64 [G], see random.row_key
+
+
+@dataclass(slots=True)
+class Selection:
+    """What follows from which rows draw, kept while the same rows go on drawing.
+
+    ``greedy`` indexes rows that take the argmax; None: none does. ``full`` rows draw from the whole vocabulary,
+    ``truncated`` ones cut it first. ``everything``: all rows as one group, for the path that reads nothing back.
+    """
+
+    rows: tuple[int, ...]
+    version: int
+    row_index: torch.Tensor
+    features: list[tuple[LogitFeature, Any]]
+    all_greedy: bool
+    greedy: torch.Tensor | None
+    full: DrawGroup | None
+    truncated: DrawGroup | None
+    everything: DrawGroup | None
+    is_greedy: torch.Tensor  # bool [R]
+    logprobs: list[tuple[int, int]]  # (index into rows, how many alternatives)
+
+
+class SamplingState:
+    """Per-row sampling parameters, penalties' counts and histories for ``max_rows`` rows.
+
+    Plain parameters of all rows stand in one int64 matrix [max_rows, 5] (floating ones by their bits), so a step uploads
+    changed rows in one copy. Options that few requests use keep their data in ``features``, applied in list order; rows
+    that don't use them cost nothing.
+    """
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        self.max_rows = max_rows
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self.penalties = Penalties(vocab_size, self.device)
+        masks = (AllowedTokens, BadWords, LogitBias, MinTokens)
+        self.features: list[LogitFeature] = [*(mask(vocab_size, self.device) for mask in masks), self.penalties]
+        self._mirror = np.zeros((max_rows, _NUM_COLUMNS), dtype=np.int64)
+        self._mirror_floats = self._mirror.view(np.float64)
+        self._packed = torch.zeros((max_rows, _NUM_COLUMNS), dtype=torch.int64, device=self.device)
+        self._dirty: set[int] = set()
+        self._logprobs: dict[int, int] = {}
+        self._used: set[int] = set()
+        self._version = 0
+        self._selection: Selection | None = None
+
+    @torch.inference_mode()
+    def init_row(self, init: RowInit) -> None:
+        """Put a sequence on a row, whatever was there before. Counts start from its prompt and known outputs."""
+        row, params = init.row, init.params
+        if not 0 <= row < self.max_rows:
+            raise IndexError(f"row {row} is not in the batch state (0 to {self.max_rows - 1})")
+        self.clear_row(row)
+        greedy = params.temperature < GREEDY_BELOW or params.top_k == 1
+        keep_all = params.top_k <= 0 or params.top_k >= self.vocab_size
+        floats, ints = self._mirror_floats[row], self._mirror[row]
+        floats[_TEMPERATURE] = 0.0 if greedy else min(params.temperature, _MAX_TEMPERATURE)
+        floats[_TOP_P] = params.top_p
+        floats[_MIN_P] = params.min_p
+        ints[_TOP_K] = self.vocab_size if keep_all else params.top_k
+        ints[_KEY] = row_key(init.seed)
+        if params.logprobs is not None:
+            self._logprobs[row] = resolve_count(params.logprobs, self.vocab_size)
+        for feature in self.features:
+            feature.init_row(init)
+        self._used.add(row)
+        self._changed(row)
+
+    @torch.inference_mode()
+    def clear_row(self, row: int) -> None:
+        """Forget a row; nothing of it is left for the next. No error when it is clear."""
+        if row not in self._used:
+            return
+        self._used.discard(row)
+        self._mirror[row] = 0
+        self._logprobs.pop(row, None)
+        for feature in self.features:
+            feature.clear_row(row)
+        self._changed(row)
+
+    def _changed(self, row: int) -> None:
+        self._dirty.add(row)
+        self._version += 1
+
+    def select(self, rows: Sequence[int]) -> Selection:
+        """Prepare a step of these rows (distinct, initialized; KeyError otherwise)."""
+        key = tuple(rows)
+        last = self._selection
+        if last is None or last.version != self._version or last.rows != key:
+            self._selection = self._select(key)
+        return self._selection
+
+    def inputs(self, selection: Selection, positions: Sequence[int]) -> StepInputs:
+        position_index = torch.tensor(positions, dtype=torch.int64, device=self.device)
+        return StepInputs(selection.rows, positions, selection.row_index, position_index)
+
+    def _select(self, rows: tuple[int, ...]) -> Selection:
+        missing = [row for row in rows if row not in self._used]
+        if missing or len(set(rows)) != len(rows):
+            raise KeyError(f"rows to sample must be initialized and distinct; not initialized: {missing}, asked: {list(rows)}")
+        self._upload()
+        row_index = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        floats = self._mirror_floats[list(rows)].reshape(-1, _NUM_COLUMNS)
+        top_k = self._mirror[list(rows), _TOP_K]
+        greedy = floats[:, _TEMPERATURE] == 0.0
+        cut = ~greedy & ((floats[:, _TOP_P] < 1.0) | (floats[:, _MIN_P] > 0.0) | (top_k < self.vocab_size))
+        return Selection(
+            rows=rows,
+            version=self._version,
+            row_index=row_index,
+            features=[(f, s) for f in self.features if (s := f.select(rows)) is not None],
+            all_greedy=bool(greedy.all()),
+            greedy=self._index(greedy) if greedy.any() else None,
+            full=self._group(row_index, ~greedy & ~cut, top_k),
+            truncated=self._group(row_index, cut, top_k),
+            everything=None if greedy.all() else self._group(row_index, np.ones_like(greedy), top_k),
+            is_greedy=torch.from_numpy(greedy).to(self.device),
+            logprobs=[(i, self._logprobs[row]) for i, row in enumerate(rows) if row in self._logprobs],
+        )
+
+    def _index(self, members: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(members.nonzero()[0]).to(self.device)
+
+    def _group(self, row_index: torch.Tensor, members: np.ndarray, top_k: np.ndarray) -> DrawGroup | None:
+        if not members.any():
+            return None
+        index = None if members.all() else self._index(members)
+        packed = self._packed.index_select(0, row_index if index is None else row_index[index])
+        floats = packed.view(torch.float64)
+        temperature = floats[:, _TEMPERATURE].to(torch.float32)
+        temperature = torch.where(temperature > 0, temperature, 1.0)  # greedy rows in ``everything``: any will do
+        params = DrawParams(
+            temperature,
+            packed[:, _TOP_K].contiguous(),
+            floats[:, _TOP_P].contiguous(),
+            floats[:, _MIN_P].contiguous(),
+            first_candidates(top_k[members].tolist(), self.vocab_size),
+        )
+        return DrawGroup(index, params, packed[:, _KEY].contiguous())
+
+    def _upload(self) -> None:
+        if not self._dirty:
+            return
+        dirty = sorted(self._dirty)
+        self._dirty.clear()
+        index = torch.tensor(dirty, dtype=torch.int64, device=self.device)
+        self._packed.index_copy_(0, index, torch.from_numpy(self._mirror[dirty]).to(self.device))
