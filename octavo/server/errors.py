@@ -7,7 +7,7 @@ import logging
 import msgspec
 from starlette.responses import Response
 
-from octavo.errors import EngineDeadError, RequestError
+from octavo.errors import EngineDeadError, OctavoError, RequestError
 
 logger = logging.getLogger("octavo.server")
 
@@ -48,6 +48,8 @@ def describe(error: BaseException) -> tuple[str, int, str | None, str | None]:
         return str(error), error.status, error.param, error.code
     if isinstance(error, EngineDeadError):
         return f"The engine is not running: {error}", 503, None, "engine_dead"
+    if isinstance(error, OctavoError):
+        return str(error), 500, None, "engine_error"
     logger.error("Internal error while serving a request", exc_info=error)
     return f"Internal server error ({type(error).__name__}); the server's log has the details.", 500, None, "internal_error"
 
