@@ -131,6 +131,7 @@ class ServerOptions:
     max_logprobs: int = flag(20, "Most logprobs that a request may ask for.")
     max_n: int = flag(128, "Most sequences (n) that a request may ask for.")
     max_body_size: int = flag(16 * 2**20, "Largest request body in bytes (suffixes K, M, G).", metavar="BYTES", parse="bytes")
+    drain_timeout: float = flag(30.0, "Seconds that running requests get to finish after SIGTERM; a second SIGTERM ends them.", metavar="SECONDS")
 
 
 def flag_name(name: str) -> str:

@@ -1,0 +1,143 @@
+"""The ASGI application: routes inside, then API keys, then request ids, log lines and the last resort for errors."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.config import ServerOptions
+from octavo.errors import EngineDeadError, RequestError
+from octavo.metrics.prometheus import Metrics
+from octavo.server.auth import OPEN_PATHS, ApiKeyMiddleware
+from octavo.server.chat import ChatEndpoint
+from octavo.server.completions import CompletionEndpoint
+from octavo.server.context import ServerContext, ServerEngine, new_request_id
+from octavo.server.errors import error_response, response_for
+from octavo.server.limits import ClientDisconnect
+from octavo.server.routes import UtilityRoutes
+
+access_logger = logging.getLogger("octavo.access")
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class RequestMiddleware:
+    """Give every request an id (the client's X-Request-Id, if it is a sane one), and log one line when it has ended.
+
+    The line has neither the query string, nor the body, nor any header. Also the last resort: an exception that nobody
+    mapped becomes a JSON 500 here.
+    """
+
+    def __init__(self, app: ASGIApp, log: bool) -> None:
+        self.app = app
+        self.log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        sent = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = sent if _REQUEST_ID.fullmatch(sent) else new_request_id().encode()
+        scope["octavo.request_id"] = request_id.decode()
+        start = time.monotonic()
+        status = 0
+
+        def send_with_id(message: Message) -> Any:
+            # A plain function that returns the awaitable: no coroutine more per chunk of a stream.
+            if message["type"] == "http.response.start":
+                nonlocal status
+                status = message["status"]
+                message["headers"].append((b"x-request-id", request_id))
+            return send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            scope["octavo.disconnected"] = True
+        except Exception as error:
+            response = response_for(error)
+            if not status:
+                await response(scope, receive, send_with_id)
+        finally:
+            if self.log:
+                self._log(scope, status, time.monotonic() - start)
+
+    def _log(self, scope: Scope, status: int, seconds: float) -> None:
+        if not access_logger.isEnabledFor(logging.INFO):
+            return
+        host, port = scope.get("client") or ("-", 0)
+        path = scope.get("raw_path", b"").split(b"?")[0][:200].decode("ascii", "replace")
+        usage = scope.get("octavo.usage")
+        tokens = f" prompt={usage.prompt_tokens} generated={usage.completion_tokens}" if usage is not None else ""
+        gone = " client disconnected" if scope.get("octavo.disconnected") else ""
+        line = '%s:%d "%s %s" %s %.1f ms id=%s%s%s'
+        access_logger.info(
+            line, host, port, scope["method"], path, status or "-", 1e3 * seconds, scope["octavo.request_id"], tokens, gone
+        )
+
+
+def create_app(
+    engine: ServerEngine,
+    options: ServerOptions,
+    model_names: Iterable[str],
+    *,
+    metrics: Metrics | None = None,
+    scheduling_policy: str | None = None,
+) -> Starlette:
+    """The application that serves ``engine`` under ``model_names`` (the first is the default). Starts nothing."""
+    names = tuple(model_names)
+    metrics = metrics or Metrics(names[0])
+    metrics.observe_ready(engine.ready)
+    context = ServerContext(engine, options, names, metrics, scheduling_policy)
+    utility = UtilityRoutes(context)
+    routes = [
+        Route("/v1/chat/completions", ChatEndpoint(context), methods=["POST"]),
+        Route("/v1/completions", CompletionEndpoint(context), methods=["POST"]),
+        Route("/v1/models", utility.models),
+        Route("/v1/models/{name:path}", utility.model),
+        Route("/health", utility.health),
+        Route("/version", utility.version),
+        Route("/metrics", utility.metrics),
+        Route("/tokenize", utility.tokenize, methods=["POST"]),
+        Route("/detokenize", utility.detokenize, methods=["POST"]),
+    ]
+    middleware = [Middleware(RequestMiddleware, log=not options.disable_log_requests)]
+    if options.api_key:
+        open_paths = OPEN_PATHS if options.metrics_require_api_key else OPEN_PATHS | {"/metrics"}
+        middleware.append(Middleware(ApiKeyMiddleware, keys=options.api_key, open_paths=open_paths))
+    app = Starlette(
+        routes=routes,
+        middleware=middleware,
+        exception_handlers={HTTPException: _http_error, RequestError: _known_error, EngineDeadError: _known_error},
+    )
+    app.router.redirect_slashes = False
+    app.state.context = context
+    return app
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    if error.status_code == 404:
+        message = f"There is nothing at {request.method} {path}; see /v1/models, /v1/chat/completions, /v1/completions."
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message = f"{path} does not take {request.method}; use {allowed}."
+    else:
+        message = str(error.detail)
+    return error_response(message, error.status_code, headers=dict(error.headers or {}))
+
+
+async def _known_error(request: Request, error: Exception) -> Response:
+    return response_for(error)

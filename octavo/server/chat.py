@@ -1,0 +1,157 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.types import Scope
+
+from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.server import sse
+from octavo.server.generation import Choice, EventStream, GenerationEndpoint, Job
+from octavo.server.limits import decode
+from octavo.server.logprobs import chat_logprobs, prompt_logprobs_json
+from octavo.server.prompts import chat_prompt, text_content
+from octavo.server.sampling import chat_params
+from octavo.server.schemas import AssistantMessage, ChatRequest, chat_decoder
+
+
+class ChatEndpoint(GenerationEndpoint):
+    id_prefix = "chatcmpl-"
+
+    async def job(self, body: bytes, scope: Scope, start: float) -> Job:
+        request = decode(chat_decoder, body)
+        model = self.context.check_model(request.model)
+        params = chat_params(request, self.context)
+        prompt = await chat_prompt(request, self.context)
+        return Job(self.context, request, self.response_id(request, scope), model, [prompt], params, start)
+
+    async def answer(self, job: Job) -> bytes:
+        request: ChatRequest = job.request  # type: ignore[assignment]
+        echo = echoed_text(request)
+        choices = [chat_choice(job, request, i, choice, echo) for i, choice in enumerate(await job.collect())]
+        answer: dict[str, Any] = {
+            "id": job.response_id,
+            "object": "chat.completion",
+            "created": job.created,
+            "model": job.model,
+            "choices": choices,
+            "usage": job.usage(),
+        }
+        if request.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = prompt_logprobs_json(job.texts, job.prompt_logprobs.get(0))
+        if request.return_token_ids:
+            answer["prompt_token_ids"] = job.prompts[0].token_ids
+        return msgspec.json.encode(answer)
+
+    async def stream(self, job: Job, events: EventStream) -> None:
+        writer = ChatWriter(job)
+        async with aclosing(job.outputs()) as outputs:
+            async for output in outputs:
+                job.runs[output.request_id].observe(output)
+                if frames := writer.frames_of(output):
+                    await events.write(frames)
+        last = sse.DONE
+        if job.request.include_usage:
+            last = writer.frames.usage(job.usage()) + last
+        await events.write(last, more=False)
+
+
+def echoed_text(request: ChatRequest) -> str:
+    """With ``echo``, the answer starts with the last message, if that is the beginning of the answer."""
+    last = request.messages[-1]
+    if not request.echo or not isinstance(last, AssistantMessage):
+        return ""
+    return text_content(last.content, "messages[-1].content") or ""
+
+
+def chat_choice(job: Job, request: ChatRequest, index: int, choice: Choice, echo: str) -> dict[str, Any]:
+    logprobs = None
+    if request.logprobs:
+        logprobs = {"content": chat_logprobs(job.texts, choice.token_ids, choice.logprobs, request.top_logprobs or 0), "refusal": None}
+    result: dict[str, Any] = {
+        "index": index,
+        "message": {"role": "assistant", "content": echo + "".join(choice.texts), "refusal": None},
+        "logprobs": logprobs,
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+    }
+    if request.return_token_ids:
+        result["token_ids"] = choice.token_ids
+    return result
+
+
+class ChatWriter:
+    """Turns outputs into frames: first the role, then texts that are never empty, last the finish reason.
+
+    Log-probabilities and token ids of tokens that have no text yet (a part of a character, a held-back stop string)
+    wait for the next frame of their choice.
+    """
+
+    def __init__(self, job: Job) -> None:
+        request: ChatRequest = job.request  # type: ignore[assignment]
+        self.job = job
+        self.frames = sse.ChatFrames(job.response_id, job.created, job.model, request.include_usage)
+        self.echo = echoed_text(request)
+        self.top_k = request.top_logprobs or 0
+        self.wants_logprobs = bool(request.logprobs)
+        self.wants_ids = bool(request.return_token_ids)
+        self.wants_usage = request.continuous_usage
+        self.plain = not (self.wants_logprobs or self.wants_ids or self.wants_usage)
+        n = job.num_choices
+        self.begun = [False] * n
+        self.waiting_logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
+        self.waiting_ids: list[list[int]] = [[] for _ in range(n)]
+
+    def frames_of(self, output: RequestOutput) -> bytes:
+        parts: list[bytes] = []
+        for choice in output.outputs:
+            index = choice.index
+            if not self.begun[index]:
+                self._begin(index, parts)
+            if self.plain:
+                if choice.text:
+                    parts.append(self.frames.text(index, choice.text))
+            else:
+                self._detailed(index, choice, parts)
+            if choice.finish_reason is not None:
+                self._finish(index, choice, parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _begin(self, index: int, parts: list[bytes]) -> None:
+        self.begun[index] = True
+        top = {"prompt_token_ids": self.job.prompts[0].token_ids} if self.wants_ids else None
+        parts.append(self._frame(index, {"role": "assistant", "content": ""}, None, {}, top))
+        if self.echo:
+            parts.append(self._frame(index, {"content": self.echo}, None, {}))
+
+    def _detailed(self, index: int, choice: CompletionOutput, parts: list[bytes]) -> None:
+        if self.wants_logprobs:
+            self.waiting_logprobs[index] += chat_logprobs(self.job.texts, choice.token_ids, choice.logprobs, self.top_k)
+        if self.wants_ids:
+            self.waiting_ids[index] += choice.token_ids
+        if choice.text:
+            parts.append(self._frame(index, {"content": choice.text}, self._take_logprobs(index), self._take_ids(index)))
+
+    def _finish(self, index: int, choice: CompletionOutput, parts: list[bytes]) -> None:
+        extra = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason, **self._take_ids(index)}
+        parts.append(self._frame(index, {}, self._take_logprobs(index), extra))
+
+    def _frame(self, index: int, delta: dict[str, Any], logprobs: Any, extra: dict[str, Any], top: dict[str, Any] | None = None) -> bytes:
+        fields = {"delta": delta, "logprobs": logprobs, "finish_reason": None, **extra}
+        return self.frames.choice(index, fields, top=top, usage=self.job.usage() if self.wants_usage else None)
+
+    def _take_logprobs(self, index: int) -> dict[str, Any] | None:
+        waiting = self.waiting_logprobs[index]
+        if not waiting:
+            return None
+        self.waiting_logprobs[index] = []
+        return {"content": waiting, "refusal": None}
+
+    def _take_ids(self, index: int) -> dict[str, Any]:
+        if not self.wants_ids:
+            return {}
+        waiting, self.waiting_ids[index] = self.waiting_ids[index], []
+        return {"token_ids": waiting}

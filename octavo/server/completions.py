@@ -1,0 +1,164 @@
+"""POST /v1/completions: text in, text out, with the legacy log-probabilities."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.types import Scope
+
+from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.server import sse
+from octavo.server.generation import Choice, EventStream, GenerationEndpoint, Job
+from octavo.server.limits import decode
+from octavo.server.logprobs import LegacyLogprobs, join_legacy, prompt_logprobs_json
+from octavo.server.prompts import Prompt, completion_prompts
+from octavo.server.sampling import completion_params
+from octavo.server.schemas import CompletionRequest, completion_decoder
+
+
+class CompletionEndpoint(GenerationEndpoint):
+    id_prefix = "cmpl-"
+
+    async def job(self, body: bytes, scope: Scope, start: float) -> Job:
+        request = decode(completion_decoder, body)
+        model = self.context.check_model(request.model)
+        params = completion_params(request, self.context)
+        prompts = await completion_prompts(request, self.context)
+        return Job(self.context, request, self.response_id(request, scope), model, prompts, params, start)
+
+    async def answer(self, job: Job) -> bytes:
+        choices = [completion_choice(job, i, choice) for i, choice in enumerate(await job.collect())]
+        return msgspec.json.encode(
+            {
+                "id": job.response_id,
+                "object": "text_completion",
+                "created": job.created,
+                "model": job.model,
+                "choices": choices,
+                "usage": job.usage(),
+            }
+        )
+
+    async def stream(self, job: Job, events: EventStream) -> None:
+        writer = CompletionWriter(job)
+        async with aclosing(job.outputs()) as outputs:
+            async for output in outputs:
+                run = job.runs[output.request_id]
+                run.observe(output)
+                if frames := writer.frames_of(output, run.base):
+                    await events.write(frames)
+        last = sse.DONE
+        if job.request.include_usage:
+            last = writer.frames.usage(job.usage()) + last
+        await events.write(last, more=False)
+
+
+def prompt_text(job: Job, prompt: Prompt) -> str:
+    """The prompt as ``echo`` gives it back: what the client sent, or the text of its token ids."""
+    if prompt.text is not None:
+        return prompt.text
+    if job.texts.tokenizer is None:
+        return ""
+    return job.texts.tokenizer.decode(prompt.token_ids, skip_special_tokens=job.params.skip_special_tokens)
+
+
+class Echo:
+    """What ``echo`` puts before the output of a choice: the prompt's text and, if asked, its log-probabilities."""
+
+    def __init__(self, job: Job, index: int, prompt_logprobs: list[Any] | None) -> None:
+        request: CompletionRequest = job.request  # type: ignore[assignment]
+        prompt = job.prompt_of(index)
+        self.text = prompt_text(job, prompt) if request.echo else ""
+        self.legacy: LegacyLogprobs | None = None
+        self.logprobs: dict[str, list[Any]] | None = None
+        if request.logprobs is not None:
+            self.legacy = LegacyLogprobs(job.texts, request.logprobs, skip_special_tokens=job.params.skip_special_tokens)
+            if request.echo:
+                self.logprobs = self.legacy.add(prompt.token_ids, prompt_logprobs, text=self.text)
+
+
+def completion_choice(job: Job, index: int, choice: Choice) -> dict[str, Any]:
+    request: CompletionRequest = job.request  # type: ignore[assignment]
+    prompt_logprobs = job.prompt_logprobs.get(index // job.params.n)
+    echo = Echo(job, index, prompt_logprobs)
+    logprobs = None
+    if echo.legacy is not None:
+        logprobs = echo.legacy.add(choice.token_ids, choice.logprobs)
+        if echo.logprobs is not None:
+            logprobs = join_legacy([echo.logprobs, logprobs])
+    result: dict[str, Any] = {
+        "index": index,
+        "text": echo.text + "".join(choice.texts),
+        "logprobs": logprobs,
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+    }
+    if request.prompt_logprobs is not None:
+        result["prompt_logprobs"] = prompt_logprobs_json(job.texts, prompt_logprobs)
+    if request.return_token_ids:
+        result["prompt_token_ids"] = job.prompt_of(index).token_ids
+        result["token_ids"] = choice.token_ids
+    return result
+
+
+class CompletionWriter:
+    """Turns outputs into frames. The last text of a choice and its finish reason share a frame.
+
+    Log-probabilities and token ids of tokens that have no text yet wait for the next frame of their choice.
+    """
+
+    def __init__(self, job: Job) -> None:
+        request: CompletionRequest = job.request  # type: ignore[assignment]
+        self.job = job
+        self.frames = sse.CompletionFrames(job.response_id, job.created, job.model, request.include_usage)
+        self.wants_echo = bool(request.echo)
+        self.wants_logprobs = request.logprobs is not None
+        self.wants_ids = bool(request.return_token_ids)
+        self.wants_usage = request.continuous_usage
+        self.plain = not (self.wants_logprobs or self.wants_ids or self.wants_usage or self.wants_echo)
+        n = job.num_choices
+        self.echoes: list[Echo | None] = [None] * n
+        self.prompt_logprobs: dict[int, list[Any]] = {}
+        self.waiting_logprobs: list[list[dict[str, list[Any]]]] = [[] for _ in range(n)]
+        self.waiting_ids: list[list[int]] = [[] for _ in range(n)]
+
+    def frames_of(self, output: RequestOutput, base: int) -> bytes:
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs[base] = output.prompt_logprobs
+        parts: list[bytes] = []
+        for choice in output.outputs:
+            index = base + choice.index
+            if not self.plain:
+                self._detailed(index, base, choice, parts)
+            elif choice.finish_reason is not None:
+                parts.append(self._frame(index, choice.text, None, self._ending(choice)))
+            elif choice.text:
+                parts.append(self.frames.text(index, choice.text))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _detailed(self, index: int, base: int, choice: CompletionOutput, parts: list[bytes]) -> None:
+        echo = self.echoes[index]
+        if echo is None:
+            echo = self.echoes[index] = Echo(self.job, index, self.prompt_logprobs.get(base))
+            if self.wants_echo or self.wants_ids:
+                extra = {"prompt_token_ids": self.job.prompt_of(index).token_ids, "token_ids": []} if self.wants_ids else {}
+                parts.append(self._frame(index, echo.text, echo.logprobs, extra))
+        if echo.legacy is not None and choice.token_ids:
+            self.waiting_logprobs[index].append(echo.legacy.add(choice.token_ids, choice.logprobs))
+        if self.wants_ids:
+            self.waiting_ids[index] += choice.token_ids
+        if choice.text or choice.finish_reason is not None:
+            extra = self._ending(choice) if choice.finish_reason is not None else {}
+            if self.wants_ids:
+                extra["token_ids"], self.waiting_ids[index] = self.waiting_ids[index], []
+            waiting, self.waiting_logprobs[index] = self.waiting_logprobs[index], []
+            parts.append(self._frame(index, choice.text, join_legacy(waiting) if waiting else None, extra))
+
+    def _ending(self, choice: CompletionOutput) -> dict[str, Any]:
+        return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+
+    def _frame(self, index: int, text: str, logprobs: Any, extra: dict[str, Any]) -> bytes:
+        fields = {"text": text, "logprobs": logprobs, "finish_reason": None, **extra}
+        return self.frames.choice(index, fields, usage=self.job.usage() if self.wants_usage else None)

@@ -1,0 +1,92 @@
+"""What every route shares: the engine, the names it is served under, options, metrics and the text thread pool."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from octavo.config import ServerOptions
+from octavo.errors import RequestError
+from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.params import SamplingParams
+from octavo.metrics.prometheus import Metrics
+from octavo.types import EngineReady, EngineStats
+
+T = TypeVar("T")
+
+INLINE_CHARS = 4096  # text work on less than this stays on the loop: about a millisecond, less than a thread's round trip
+
+
+class ServerEngine(Protocol):
+    """The part of ``AsyncLLM`` that the server uses; ``MockEngine`` is another one."""
+
+    tokenizer: Any
+    chat_template: Any
+    model_config: Any
+    max_model_len: int
+    vocab_size: int
+    ready: EngineReady
+    stats: EngineStats
+
+    def generate(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        prompt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]: ...
+
+    def check_prompt(self, prompt_token_ids: list[int], params: SamplingParams) -> None: ...
+
+    def is_healthy(self) -> bool: ...
+
+
+def new_request_id() -> str:
+    return uuid.uuid4().hex
+
+
+@dataclass
+class ServerContext:
+    """Made once by ``create_app``. ``scheduling_policy`` None: not known, so priorities are not checked against it."""
+
+    engine: ServerEngine
+    options: ServerOptions
+    model_names: tuple[str, ...]
+    metrics: Metrics
+    scheduling_policy: str | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+    counter: Any = field(default_factory=itertools.count)
+    pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1), thread_name_prefix="octavo-text")
+    )
+
+    def check_model(self, name: str | None) -> str:
+        """The model name to answer with. RequestError 404 that lists the served names."""
+        if name is None:
+            return self.model_names[0]
+        if name not in self.model_names:
+            served = ", ".join(repr(n) for n in self.model_names)
+            raise RequestError(
+                f"The model {name[:200]!r} does not exist here; this server serves {served}.", param="model", status=404, code="model_not_found"
+            )
+        return name
+
+    def engine_request_id(self, response_id: str) -> str:
+        """A name for the engine that is unique, even when clients choose equal request ids."""
+        return f"{response_id}-{next(self.counter)}"
+
+    async def off_loop(self, size: int, function: Callable[..., T], *args: Any) -> T:
+        """Run text work on ``size`` characters: here when it is little, in the pool when it would hold up the loop."""
+        if size < INLINE_CHARS:
+            return function(*args)
+        return await asyncio.get_running_loop().run_in_executor(self.pool, lambda: function(*args))

@@ -1,0 +1,295 @@
+"""What chat and completions share: run a request's prompts on the engine, collect or stream, and end in one place.
+
+A request has one or more prompts, each with n sequences; the choice of sequence i of prompt p has index p * n + i.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo.errors import EngineDeadError, OctavoError, RequestError
+from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.frontend.params import SamplingParams
+from octavo.server import sse
+from octavo.server.context import ServerContext
+from octavo.server.errors import body_for, response_for
+from octavo.server.limits import ClientDisconnect, read_body
+from octavo.server.logprobs import TokenTexts
+from octavo.server.prompts import Prompt
+from octavo.server.schemas import GenerationRequest
+from octavo.server.watch import DisconnectWatch
+
+
+class GenerationError(OctavoError):
+    """The engine gave up on a sequence (finish reason ``error``)."""
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int = 0
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class PromptRun:
+    """One prompt's run: where its choices start, and its times and counts, for usage and metrics."""
+
+    __slots__ = ("base", "prompt", "metrics", "start", "first", "last", "num_generated", "num_cached", "open")
+
+    def __init__(self, base: int, prompt: Prompt, metrics: Any, start: float, n: int) -> None:
+        self.base = base
+        self.prompt = prompt
+        self.metrics = metrics
+        self.start = start
+        self.first = self.last = 0.0
+        self.num_generated = [0] * n
+        self.num_cached = 0
+        self.open = n  # sequences that have not finished
+
+    def observe(self, output: RequestOutput) -> None:
+        """Count an output; called once for each, before it is written."""
+        now = time.monotonic()
+        new = 0
+        if output.num_cached_tokens:
+            self.num_cached = output.num_cached_tokens
+        for choice in output.outputs:
+            count = len(choice.token_ids)
+            new += count
+            self.num_generated[choice.index] += count
+            if choice.finish_reason is not None:
+                self._finished(choice, now)
+        if not new:
+            return
+        if not self.first:
+            self.first = now
+            self.metrics.observe_first_token(now - self.start)
+        else:
+            self.metrics.observe_inter_token((now - self.last) / new, new)
+        self.last = now
+
+    def _finished(self, choice: CompletionOutput, now: float) -> None:
+        self.open -= 1
+        first = self.first or now
+        self.metrics.observe_finished(
+            choice.finish_reason, now - self.start, len(self.prompt.token_ids), self.num_generated[choice.index], now - first
+        )
+        if choice.finish_reason == "error":
+            raise GenerationError(str(choice.stop_reason or "the engine failed on this request"))
+
+    def close(self) -> None:
+        """Count what never finished as aborted."""
+        for _ in range(self.open):
+            self.metrics.observe_finished("abort", 0.0, 0, 0)
+        self.open = 0
+
+
+@dataclass(slots=True)
+class Choice:
+    """All that one sequence gave, for an answer that is not streamed."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, output: CompletionOutput) -> None:
+        self.texts.append(output.text)
+        self.token_ids.extend(output.token_ids)
+        if output.logprobs:
+            self.logprobs.extend(output.logprobs)
+        if output.finish_reason is not None:
+            self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+
+
+@dataclass
+class Job:
+    """One HTTP request on its way: everything that is known before the engine starts."""
+
+    context: ServerContext
+    request: GenerationRequest
+    response_id: str
+    model: str
+    prompts: list[Prompt]
+    params: SamplingParams
+    start: float  # time.monotonic() of its arrival
+    runs: dict[str, PromptRun] = field(default_factory=dict)  # by the engine's request id
+    prompt_logprobs: dict[int, list[Any]] = field(default_factory=dict)  # by prompt
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.texts = TokenTexts(self.context.engine.tokenizer)
+        for prompt in self.prompts:
+            self.context.engine.check_prompt(prompt.token_ids, self.params)
+        if not self.context.engine.is_healthy():
+            raise EngineDeadError("it stopped; restart the server")
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.params.n
+
+    def prompt_of(self, choice: int) -> Prompt:
+        return self.prompts[choice // self.params.n]
+
+    def outputs(self) -> AsyncIterator[RequestOutput]:
+        """Start the engine on all prompts. Closing the iterator aborts what still runs."""
+        engine, request, n = self.context.engine, self.request, self.params.n
+        streams = []
+        for i, prompt in enumerate(self.prompts):
+            request_id = self.context.engine_request_id(self.response_id)
+            self.runs[request_id] = PromptRun(i * n, prompt, self.context.metrics, self.start, n)
+            streams.append(
+                engine.generate(
+                    prompt.token_ids,
+                    self.params,
+                    request_id=request_id,
+                    priority=request.priority or 0,
+                    cache_salt=request.cache_salt,
+                    prompt=prompt.text,
+                )
+            )
+        return streams[0] if len(streams) == 1 else merge(streams)
+
+    async def collect(self) -> list[Choice]:
+        choices = [Choice() for _ in range(self.num_choices)]
+        async with aclosing(self.outputs()) as outputs:
+            async for output in outputs:
+                run = self.runs[output.request_id]
+                run.observe(output)
+                if output.prompt_logprobs is not None:
+                    self.prompt_logprobs[run.base // self.params.n] = output.prompt_logprobs
+                for choice in output.outputs:
+                    choices[run.base + choice.index].add(choice)
+        return choices
+
+    def close(self) -> None:
+        for run in self.runs.values():
+            run.close()
+
+    def usage(self) -> Usage:
+        prompt = sum(len(p.token_ids) for p in self.prompts)
+        completion = sum(sum(run.num_generated) for run in self.runs.values())
+        cached = sum(run.num_cached for run in self.runs.values())
+        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+
+
+async def merge(streams: list[AsyncIterator[RequestOutput]]) -> AsyncIterator[RequestOutput]:
+    """Outputs of several streams as they come. The queue is short: a slow client holds the streams back."""
+    queue: asyncio.Queue[RequestOutput | BaseException | None] = asyncio.Queue(maxsize=16)
+
+    async def pump(stream: AsyncIterator[RequestOutput]) -> None:
+        try:
+            async with aclosing(stream):  # type: ignore[type-var]
+                async for output in stream:
+                    await queue.put(output)
+        except Exception as error:
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    try:
+        left = len(tasks)
+        while left:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class EventStream:
+    """The response of a stream: the head goes out with the first event, so what fails before is a plain error."""
+
+    def __init__(self, send: Send) -> None:
+        self.send = send
+        self.started = False
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        if not self.started:
+            self.started = True
+            await self.send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
+        await self.send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+class GenerationEndpoint:
+    """An ASGI application for one route. Subclasses say how a body becomes a job and a job an answer.
+
+    Whatever way a request ends (finished, refused, client gone, engine dead, shutdown), it ends in ``__call__``.
+    """
+
+    id_prefix = ""
+
+    def __init__(self, context: ServerContext) -> None:
+        self.context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = time.monotonic()
+        events = EventStream(send)
+        try:
+            body = await read_body(scope, receive, self.context.options.max_body_size)
+            async with DisconnectWatch(receive) as watch:
+                try:
+                    await self._serve(body, scope, receive, events, start)
+                finally:
+                    watch.close()
+            if watch.disconnected:
+                scope["octavo.disconnected"] = True
+        except ClientDisconnect:
+            scope["octavo.disconnected"] = True
+        except asyncio.CancelledError:  # not the client: the server stops and does not wait any longer
+            await self._fail(RequestError("The server is shutting down.", status=503, code="shutting_down"), scope, receive, events)
+        except Exception as error:
+            await self._fail(error, scope, receive, events)
+
+    async def _serve(self, body: bytes, scope: Scope, receive: Receive, events: EventStream, start: float) -> None:
+        job = await self.job(body, scope, start)
+        try:
+            if job.request.streams:
+                await self.stream(job, events)
+            else:
+                answer = await self.answer(job)
+                response = Response(answer, media_type="application/json")
+                await response(scope, receive, events.send)
+        finally:
+            job.close()
+            scope["octavo.usage"] = job.usage()
+
+    async def _fail(self, error: BaseException, scope: Scope, receive: Receive, events: EventStream) -> None:
+        if events.started:
+            await events.write(sse.event(body_for(error)), more=False)
+        else:
+            await response_for(error)(scope, receive, events.send)
+
+    def response_id(self, request: GenerationRequest, scope: Scope) -> str:
+        return self.id_prefix + (request.request_id or scope["octavo.request_id"])
+
+    async def job(self, body: bytes, scope: Scope, start: float) -> Job:
+        raise NotImplementedError
+
+    async def answer(self, job: Job) -> bytes:
+        raise NotImplementedError
+
+    async def stream(self, job: Job, events: EventStream) -> None:
+        raise NotImplementedError
+
+

@@ -1,0 +1,203 @@
+"""Limits on what a client may send, held before anything is buffered: body size and type, header size.
+
+Bodies are counted while they stream in (Content-Length is only the early answer), so memory stays flat whatever is
+sent. Header size cannot be seen from an ASGI application, so it is held in the connection's protocol class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from octavo.errors import RequestError
+from octavo.server.errors import error_body
+from octavo.server.schemas import unknown_field_hint
+
+T = TypeVar("T")
+
+MAX_HEADER_SIZE = 64 * 1024  # bytes, request line and all headers together
+LINGER_S = 2.0  # how long a refused connection is still read, so that the client gets to see the answer
+IDLE_HEADER_S = 60.0  # a connection that does not complete its headers in this time is closed
+
+
+class ClientDisconnect(Exception):
+    """The client went away; nobody waits for an answer."""
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole request body. RequestError 413 when it is, or says that it will be, over ``limit`` bytes."""
+    headers = dict(scope["headers"])
+    encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
+    if encoding not in ("", "identity"):
+        raise RequestError(f"Content-Encoding {encoding!r} is not supported; send the JSON uncompressed.", status=415)
+    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower().decode("latin-1")
+    if kind and kind != "application/json" and not kind.endswith("+json"):
+        raise RequestError(f"Content-Type {kind!r} is not supported; send JSON with 'Content-Type: application/json'.", status=415)
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length) > limit:
+        raise _too_large(limit, int(length))
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit, None)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _too_large(limit: int, length: int | None) -> RequestError:
+    size = f"The request body has {length} bytes" if length is not None else "The request body is larger"
+    return RequestError(f"{size}; this server takes at most {limit} (--max-body-size).", status=413, code="request_too_large")
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode a JSON body by its schema. RequestError names the field's path, what was expected and what came."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _explain(error, decoder.type) from None
+    except RecursionError:
+        raise RequestError("The request body is nested too deeply.") from None
+    except RequestError:
+        raise
+    except ValueError as error:  # msgspec.DecodeError, and int() refusing thousands of digits
+        what = "The request body is empty" if not body.strip() else f"The request body is not valid JSON ({error})"
+        raise RequestError(f"{what}; send one JSON object.", code="invalid_json") from None
+
+
+def _explain(error: msgspec.ValidationError, schema: Any) -> RequestError:
+    """``Expected `int`, got `str` - at `$.max_tokens``` -> param ``max_tokens`` and a sentence."""
+    text, _, path = str(error).partition(" - at `$")
+    path = path.rstrip("`").lstrip(".")
+    if match := re.match(r"Object contains unknown field `(.*)`", text):
+        name = match.group(1)
+        where = f" in {path}" if path else ""
+        hint = unknown_field_hint(name, schema if not path else None)
+        return RequestError(f"Unknown field {name!r}{where}; {hint}", param=_join(path, name), code="unknown_field")
+    if match := re.match(r"Object missing required field `(.*)`", text):
+        where = f" in {path}" if path else ""
+        return RequestError(f"Field {match.group(1)!r} is missing{where}.", param=_join(path, match.group(1)), code="missing_field")
+    text = text.replace("`", "")
+    if not path:
+        return RequestError(f"The request body is not what is expected: {text}.", code="invalid_type")
+    return RequestError(f"{path}: {text[:1].lower() + text[1:]}.", param=path, code="invalid_type")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 protocol with a limit on the headers' size and time, and with JSON errors.
+
+    The parser underneath buffers a header of any length; here bytes are counted from the start of a message until its
+    headers are complete. After a refusal the connection is half closed and what still comes is thrown away for a
+    moment: closing at once would reset the connection and the client would never see the answer.
+    """
+
+    _header_bytes = 0  # of headers that are not complete yet
+    _in_headers = True
+    _headers_ended = False  # in the chunk that is being parsed
+    _body_bytes = 0  # of the current message
+    _framing_bytes = 0  # what came after its headers and was not body: chunk sizes, trailers
+    _refused = False
+    _header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_header_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_header_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._headers_ended = False
+        was_in_headers, body_bytes = self._in_headers, self._body_bytes
+        super().data_received(data)
+        # Only a chunk that was inside of headers from its first to its last byte counts; the rest is held by what
+        # on_headers_complete sees. Nothing larger than a chunk escapes.
+        if was_in_headers and self._in_headers and not self._headers_ended:
+            self._header_bytes += len(data)
+            if self._header_bytes > MAX_HEADER_SIZE:
+                self._refuse_headers()
+        elif not was_in_headers and not self._in_headers and not self._headers_ended:
+            # Inside of one body. Trailers would be buffered without end; the smallest honest chunks cost 6 bytes a byte.
+            self._framing_bytes += len(data) - (self._body_bytes - body_bytes)
+            if self._framing_bytes > MAX_HEADER_SIZE + 16 * self._body_bytes:
+                self._refuse_headers()
+
+    def on_message_begin(self) -> None:
+        self._body_bytes = self._framing_bytes = 0
+        self._start_header_timer()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._headers_ended = True
+        self._header_bytes = 0
+        self._stop_header_timer()
+        if self._refused:
+            return
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEADER_SIZE:
+            self._refuse_headers()
+            return
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_headers = True
+        if not self._refused:
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, f"{msg} This server speaks HTTP/1.1.")
+
+    def _refuse_headers(self) -> None:
+        self._refuse(431, f"The request's headers are larger than {MAX_HEADER_SIZE} bytes.", "headers_too_large")
+
+    def _refuse(self, status: int, message: str, code: str | None = None) -> None:
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()  # in the middle of an earlier answer: nothing can be said here
+            return
+        body = error_body(message, status, code=code)
+        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(head.encode() + body)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _headers_timed_out(self) -> None:
+        if self.transport is not None:
+            self._refuse(408, f"No complete request came in {IDLE_HEADER_S:.0f} seconds.")
+
+    def _start_header_timer(self) -> None:
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(IDLE_HEADER_S, self._headers_timed_out)
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None

@@ -1,0 +1,325 @@
+"""A deterministic engine without a model, behind ``AsyncLLM``'s interface: for tests of the server and its speed.
+
+``FakeTokenizer`` has byte tokens, a few words and special tokens. ``MockEngine`` writes a fixed text that depends on
+the prompt and the sequence's index, one token per sequence and tick, and follows AsyncLLM's rules: deltas, coalescing
+for slow consumers, abort when an iterator is closed, stop strings with hold-back, usage of a (pretended) prefix cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import math
+import zlib
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+from octavo.errors import EngineDeadError, RequestError
+from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
+from octavo.frontend.params import SamplingParams, check_ids
+from octavo.types import EngineReady, EngineStats
+
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+EOS = 256 + SPECIALS.index("<|im_end|>")
+WORDS = (
+    " the octopus reads books about deep water and writes letters to a friend who lives near one old lighthouse ; "
+    "every night they count ships , stars , caf\u00e9s and \u6f22\u5b57 until morning comes ."
+).split(" ")
+VOCAB: tuple[bytes, ...] = (
+    *(bytes([b]) for b in range(256)),
+    *(s.encode() for s in SPECIALS),
+    *(b" " + w.encode() for w in sorted(set(WORDS)) if w),
+)
+BLOCK = 16
+
+
+class FakeTokenizer:
+    """Greedy longest match over ``VOCAB``; every text can be written, as bytes if need be."""
+
+    vocab_size = len(VOCAB)
+    bos_token: str | None = None
+    eos_token = "<|im_end|>"
+    eos_token_id = EOS
+    special_token_ids = frozenset(range(256, 256 + len(SPECIALS)))
+    chat_template = "fake"
+
+    def __init__(self) -> None:
+        self.ids = {raw: i for i, raw in enumerate(VOCAB)}
+        self.longest = max(map(len, VOCAB))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        raw, ids, at = text.encode(), [], 0
+        while at < len(raw):
+            for size in range(min(self.longest, len(raw) - at), 0, -1):
+                token = self.ids.get(raw[at : at + size])
+                if token is not None:
+                    ids.append(token)
+                    at += size
+                    break
+        return ids
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        kept = (i for i in ids if not (skip_special_tokens and i in self.special_token_ids))
+        return b"".join(VOCAB[i] for i in kept).decode(errors="replace")
+
+    def id_to_token(self, token_id: int) -> str:
+        return VOCAB[token_id].decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return VOCAB[token_id]
+
+
+class FakeChatTemplate:
+    """ChatML. A ``tool`` message without a name is refused, to have a template error."""
+
+    source = "<|im_start|>"
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: Any = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> str:
+        parts = [f"[{name}={value}]" for name, value in variables.items()]
+        for i, message in enumerate(messages):
+            if message["role"] == "tool" and not message.get("name"):
+                raise RequestError(f"The chat template refused messages[{i}]: a tool message needs a name.", param="messages")
+            parts.append(f"<|im_start|>{message['role']}\n{message['content']}")
+            if not (continue_final_message and i == len(messages) - 1):
+                parts.append("<|im_end|>\n")
+        if add_generation_prompt:
+            parts.append("<|im_start|>assistant\n")
+        return "".join(parts)
+
+
+class _Sequence:
+    """One continuation: what comes next, and what the consumer has not taken yet."""
+
+    def __init__(self, index: int, prompt_token_ids: list[int], params: SamplingParams, script: list[int], length: int) -> None:
+        self.index = index
+        self.params = params
+        self.script = script
+        self.at = (zlib.crc32(repr(prompt_token_ids[-64:]).encode()) + 7 * index) % len(script)
+        self.length = length  # ends with EOS after so many tokens
+        self.count = 0
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.held = ""  # text that may be the beginning of a stop string
+        self.text: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[dict[int, Logprob]] | None = [] if params.logprobs is not None else None
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+
+    def step(self, max_tokens: int) -> None:
+        if self.count >= max_tokens:
+            return self._finish("length")
+        params = self.params
+        token = self.script[(self.at + self.count) % len(self.script)]
+        if self.count >= max(self.length, params.min_tokens) and not params.ignore_eos:
+            token = EOS
+        if params.allowed_token_ids and token not in params.allowed_token_ids:
+            token = params.allowed_token_ids[self.count % len(params.allowed_token_ids)]
+        self.count += 1
+        self.token_ids.append(token)
+        if self.logprobs is not None:
+            self.logprobs.append(fake_logprobs(token, params.logprobs or 0))
+        if token == EOS and not params.ignore_eos:
+            return self._finish("stop")
+        if params.stop_token_ids and token in params.stop_token_ids:
+            return self._finish("stop", token)
+        if not (token in FakeTokenizer.special_token_ids and params.skip_special_tokens):
+            self._write(self.decoder.decode(VOCAB[token]))
+        if self.finish_reason is None and self.count >= max_tokens:
+            self._finish("length")
+
+    def _write(self, text: str) -> None:
+        stops = self.params.stop
+        if not stops:
+            self.text.append(text)
+            return
+        self.held += text
+        hits = [(self.held.find(stop), stop) for stop in stops if stop in self.held]
+        if hits:
+            at, stop = min(hits)
+            self.text.append(self.held[: at + (len(stop) if self.params.include_stop_str_in_output else 0)])
+            self.held = ""
+            self._finish("stop", stop)
+            return
+        keep = max((n for stop in stops for n in range(1, len(stop)) if self.held.endswith(stop[:n])), default=0)
+        self.text.append(self.held[: len(self.held) - keep])
+        self.held = self.held[len(self.held) - keep :]
+
+    def _finish(self, reason: str, stop_reason: int | str | None = None) -> None:
+        self.text.append(self.held + self.decoder.decode(b"", final=True))
+        self.finish_reason, self.stop_reason = reason, stop_reason
+
+    def take(self) -> CompletionOutput:
+        """What is new since the last call."""
+        text = self.text[0] if len(self.text) == 1 else "".join(self.text)
+        output = CompletionOutput(self.index, text, self.token_ids, None, self.logprobs, self.finish_reason, self.stop_reason)
+        self.text, self.token_ids = [], []
+        if self.logprobs is not None:
+            self.logprobs = []
+        return output
+
+
+def fake_logprobs(token: int, k: int) -> dict[int, Logprob]:
+    """The token, then the k best, as the front end gives them. The third best has -inf, as a masked token has."""
+    result = {token: Logprob(-0.25, 1)}
+    for rank in range(2, k + 1):
+        result[(token + rank) % len(VOCAB)] = Logprob(-math.inf if rank == 3 else -1.0 * rank, rank)
+    return result
+
+
+class _Run:
+    """One request on the engine."""
+
+    def __init__(self, request_id: str, sequences: list[_Sequence], max_tokens: int) -> None:
+        self.request_id = request_id
+        self.sequences = sequences
+        self.live = list(sequences)
+        self.max_tokens = max_tokens
+        self.event = asyncio.Event()
+        self.error: Exception | None = None
+
+    def step(self) -> int:
+        for sequence in self.live:
+            sequence.step(self.max_tokens)
+        count = len(self.live)
+        self.live = [s for s in self.live if s.finish_reason is None]
+        self.event.set()
+        return count
+
+
+class MockEngine:
+    """See the module. ``tick_s``: seconds a step; ``length``: tokens until EOS; ``first_s``: delay before the first token."""
+
+    def __init__(
+        self, *, tick_s: float = 0.0, first_s: float = 0.0, length: int = 24, max_model_len: int = 2048, defaults: dict[str, Any] | None = None
+    ) -> None:
+        self.tokenizer: Any = FakeTokenizer()
+        self.chat_template: Any = FakeChatTemplate()
+        self.model_config = SimpleNamespace(generation_defaults=defaults or {})
+        self.max_model_len = max_model_len
+        self.vocab_size = len(VOCAB)
+        self.ready = EngineReady(num_blocks=4096, block_size=BLOCK, max_model_len=max_model_len, dtype="float32", device="mock")
+        self.stats = EngineStats()
+        self.tick_s, self.first_s, self.length = tick_s, first_s, length
+        self.script = self.tokenizer.encode(" ".join(WORDS))
+        self.runs: dict[str, _Run] = {}
+        self.seen: set[tuple[int, ...]] = set()  # prompts' full blocks, as chains
+        self.last_params: SamplingParams | None = None
+        self.last_request: dict[str, Any] = {}
+        self.fail_after: int | None = None  # die after so many steps
+        self.dead = False
+        self._driver: asyncio.Task[None] | None = None
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self.runs)
+
+    def is_healthy(self) -> bool:
+        return not self.dead
+
+    def check_prompt(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        if not prompt_token_ids:
+            raise RequestError("prompt must not be empty.", param="prompt")
+        check_ids("prompt", prompt_token_ids, self.vocab_size)
+        need = len(prompt_token_ids) + (0 if params.max_tokens == 0 else 1)
+        if need > self.max_model_len:
+            raise RequestError(
+                f"The prompt has {len(prompt_token_ids)} tokens; this model's context is {self.max_model_len} tokens, output included.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+
+    async def generate(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        prompt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        if self.dead:
+            raise EngineDeadError("it stopped")
+        self.check_prompt(prompt_token_ids, params)
+        self.last_params = params
+        self.last_request = {"request_id": request_id, "priority": priority, "cache_salt": cache_salt, "prompt": prompt}
+        cached = self._lookup(prompt_token_ids)
+        left = self.max_model_len - len(prompt_token_ids)
+        max_tokens = left if params.max_tokens is None else min(params.max_tokens, left)
+        sequences = [_Sequence(i, prompt_token_ids, params, self.script, self.length) for i in range(params.n)]
+        run = self.runs[request_id] = _Run(request_id, sequences, max_tokens)
+        self.stats.num_running = len(self.runs)
+        prompt_logprobs: Any = None
+        if params.prompt_logprobs is not None:
+            prompt_logprobs = [None, *(fake_logprobs(token, params.prompt_logprobs) for token in prompt_token_ids[1:])]
+        try:
+            if self.first_s:
+                await asyncio.sleep(self.first_s)
+            self._wake()
+            pending = sequences
+            while pending:
+                await run.event.wait()
+                run.event.clear()
+                if run.error is not None:
+                    raise run.error
+                outputs = [s.take() for s in pending]
+                pending = [s for s, o in zip(pending, outputs) if o.finish_reason is None]
+                yield RequestOutput(request_id, prompt, prompt_token_ids, outputs, not pending, prompt_logprobs, cached)
+                prompt_logprobs = None
+        finally:
+            self.abort(request_id)
+
+    def abort(self, request_id: str) -> None:
+        self.runs.pop(request_id, None)
+        self.stats.num_running = len(self.runs)
+
+    async def shutdown(self, drain_s: float = 0) -> None:
+        self.dead = True
+        if self._driver is not None:
+            self._driver.cancel()
+
+    def die(self) -> None:
+        """As when the engine process is killed: all that run learn it, and nothing new starts."""
+        self.dead = True
+        for run in self.runs.values():
+            run.error = EngineDeadError("it was killed")
+            run.event.set()
+
+    def _lookup(self, prompt: list[int]) -> int:
+        blocks = [tuple(prompt[: i + BLOCK]) for i in range(0, len(prompt) - BLOCK + 1, BLOCK)]
+        hit = 0
+        for chain in blocks:
+            if chain not in self.seen:
+                break
+            hit = len(chain)
+        hit = min(hit, (len(prompt) - 1) // BLOCK * BLOCK)  # the last token is always computed
+        self.seen.update(blocks)
+        self.stats.prompt_tokens += len(prompt)
+        self.stats.prefix_cache_queries += len(prompt)
+        self.stats.prefix_cache_hits += hit
+        return hit
+
+    def _wake(self) -> None:
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.create_task(self._drive())
+
+    async def _drive(self) -> None:
+        while self.runs and not self.dead:
+            await asyncio.sleep(self.tick_s)
+            for run in list(self.runs.values()):
+                if run.live:
+                    self.stats.generation_tokens += run.step()
+            self.stats.num_steps += 1
+            if self.fail_after is not None:
+                self.fail_after -= 1
+                if self.fail_after <= 0:
+                    self.die()

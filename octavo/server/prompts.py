@@ -1,0 +1,198 @@
+"""From what the client sent to token ids: chat messages through the template, texts through the tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from octavo.errors import RequestError
+from octavo.server.context import ServerContext
+from octavo.server.schemas import (
+    AssistantMessage,
+    ChatRequest,
+    CompletionRequest,
+    Content,
+    DeveloperMessage,
+    Message,
+    TokenizeRequest,
+    ToolMessage,
+)
+
+MAX_PROMPTS = 2048  # in one completions request
+
+
+@dataclass(slots=True)
+class Prompt:
+    """``text`` is None when the client sent token ids."""
+
+    token_ids: list[int]
+    text: str | None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# completions
+
+
+async def completion_prompts(request: CompletionRequest, context: ServerContext) -> list[Prompt]:
+    """The prompts of a request, in order. RequestError for an empty list, mixed kinds, or no tokenizer."""
+    items = _split_prompt(request.prompt)
+    if not items:
+        raise RequestError("prompt must not be empty.", param="prompt")
+    if len(items) > MAX_PROMPTS:
+        raise RequestError(f"prompt takes at most {MAX_PROMPTS} prompts, got {len(items)}.", param="prompt")
+    if isinstance(items[0], str):
+        special = request.add_special_tokens is not False
+        token_ids = await encode(context, items, special)  # type: ignore[arg-type]
+        prompts = [Prompt(ids, text) for ids, text in zip(token_ids, items)]  # type: ignore[arg-type]
+    else:
+        if request.add_special_tokens:
+            raise RequestError("add_special_tokens works on texts; this prompt is token ids.", param="add_special_tokens")
+        prompts = [Prompt(ids, None) for ids in items]  # type: ignore[arg-type]
+    for prompt in prompts:
+        truncate(prompt, request.truncate_prompt_tokens)
+        if not prompt.token_ids:
+            raise RequestError("prompt must not be empty.", param="prompt")
+    return prompts
+
+
+def _split_prompt(prompt: str | list[Any]) -> list[str] | list[list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(item) for item in prompt}
+    if len(kinds) > 1:
+        raise RequestError("prompt mixes kinds; send a text, a list of texts, token ids, or a list of lists of token ids.", param="prompt")
+    return [prompt] if kinds == {int} else prompt
+
+
+def truncate(prompt: Prompt, keep: int | None) -> None:
+    """Keep the last ``keep`` tokens; the text no longer stands for them then."""
+    if keep is None:
+        return
+    if keep < 1:
+        raise RequestError(f"truncate_prompt_tokens must be at least 1, got {keep}.", param="truncate_prompt_tokens")
+    if len(prompt.token_ids) > keep:
+        prompt.token_ids = prompt.token_ids[-keep:]
+        prompt.text = None
+
+
+async def encode(context: ServerContext, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+    tokenizer = context.engine.tokenizer
+    if tokenizer is None:
+        raise RequestError("This server has no tokenizer (--skip-tokenizer-init): send the prompt as token ids.", param="prompt")
+    return await context.off_loop(
+        sum(map(len, texts)), lambda: [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# chat
+
+
+async def chat_prompt(request: ChatRequest | TokenizeRequest, context: ServerContext) -> Prompt:
+    """Messages through the chat template to text and token ids. RequestError names the message that cannot be used."""
+    tokenizer, template = context.engine.tokenizer, context.engine.chat_template
+    if tokenizer is None:
+        raise RequestError("This server has no tokenizer (--skip-tokenizer-init), so it cannot chat; use /v1/completions with token ids.")
+    if template is None:
+        raise RequestError("This model has no chat template; start the server with --chat-template, or use /v1/completions.")
+    continue_final = bool(request.continue_final_message)
+    if continue_final and request.add_generation_prompt:
+        raise RequestError("add_generation_prompt and continue_final_message exclude each other; set one.", param="add_generation_prompt")
+    add_prompt = not continue_final if request.add_generation_prompt is None else request.add_generation_prompt
+    if not request.messages:
+        raise RequestError("messages must not be empty.", param="messages")
+    knows_developer = "developer" in (getattr(template, "source", None) or getattr(tokenizer, "chat_template", None) or "")
+    messages = [template_message(message, f"messages[{i}]", knows_developer) for i, message in enumerate(request.messages)]
+    variables = _template_variables(request)
+    special = bool(request.add_special_tokens)
+
+    def work() -> Prompt:
+        text = template.render(
+            messages, tools=None, add_generation_prompt=add_prompt, continue_final_message=continue_final, **variables
+        )
+        return Prompt(tokenizer.encode(text, add_special_tokens=special), text)
+
+    size = sum(len(m["content"] or "") for m in messages) + 64 * len(messages)
+    prompt = await context.off_loop(size, work)
+    truncate(prompt, getattr(request, "truncate_prompt_tokens", None))
+    return prompt
+
+
+_RESERVED_VARIABLES = {"messages", "tools", "add_generation_prompt", "continue_final_message", "self"}
+
+
+def _template_variables(request: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+    variables = dict(request.chat_template_kwargs or {})
+    for name in variables.keys() & _RESERVED_VARIABLES:
+        raise RequestError(f"chat_template_kwargs must not set {name!r}; the request has a field for it.", param="chat_template_kwargs")
+    effort = getattr(request, "reasoning_effort", None)
+    if effort is not None:
+        variables.setdefault("reasoning_effort", effort)
+    return variables
+
+
+def template_message(message: Message, where: str, knows_developer: bool) -> dict[str, Any]:
+    """The dict that templates expect. A developer message is a system message to templates that don't know the role."""
+    role = message.__struct_config__.tag
+    if isinstance(message, DeveloperMessage) and not knows_developer:
+        role = "system"
+    result: dict[str, Any] = {"role": role, "content": text_content(message.content, f"{where}.content")}
+    if message.name is not None:
+        result["name"] = message.name
+    if isinstance(message, ToolMessage) and message.tool_call_id is not None:
+        result["tool_call_id"] = message.tool_call_id
+    if isinstance(message, AssistantMessage):
+        _add_assistant_fields(message, result, where)
+    return result
+
+
+def _add_assistant_fields(message: AssistantMessage, result: dict[str, Any], where: str) -> None:
+    for name in ("audio", "function_call", "annotations"):
+        if getattr(message, name):
+            raise RequestError(f"{where}.{name} is not supported: this server takes text only.", param=f"{where}.{name}")
+    if message.content is None and message.refusal is not None:
+        result["content"] = message.refusal
+    elif message.content is None and not message.tool_calls:
+        raise RequestError(f"{where}: an assistant message needs content or tool_calls.", param=f"{where}.content")
+    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+    if reasoning is not None:
+        result["reasoning_content"] = reasoning
+    if message.tool_calls:
+        result["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    """Templates write arguments as JSON themselves, so they want an object, where OpenAI's API has a string."""
+    if call.type != "function":
+        raise RequestError(f"{where}.type must be 'function', got {call.type!r}.", param=f"{where}.type")
+    arguments = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise RequestError(f"{where}.function.arguments is not valid JSON.", param=f"{where}.function.arguments") from None
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def text_content(content: Content | None, where: str) -> str | None:
+    """One string of a message's content; several text parts are joined by line breaks. Other parts are refused by name."""
+    if content is None or isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for i, part in enumerate(content):
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        kind = part.get("type")
+        if kind not in ("text", "refusal"):
+            shown = repr(kind) if isinstance(kind, str) else "without a type"
+            raise RequestError(f"{where}[{i}]: content {shown[:80]} is not supported; this model takes text only.", param=f"{where}[{i}].type")
+        text = part.get(kind)
+        if not isinstance(text, str):
+            raise RequestError(f"{where}[{i}].{kind} must be a string.", param=f"{where}[{i}].{kind}")
+        for name in part.keys() - {"type", kind, "cache_control"}:
+            raise RequestError(f"Unknown field {name[:80]!r} in {where}[{i}].", param=f"{where}[{i}]", code="unknown_field")
+        texts.append(text)
+    return "\n".join(texts)

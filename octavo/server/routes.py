@@ -1,0 +1,107 @@
+"""The small routes: models, health, version, metrics, tokenize and detokenize."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import EngineDeadError, RequestError
+from octavo.frontend.params import check_ids
+from octavo.server.context import ServerContext
+from octavo.server.limits import decode, read_body
+from octavo.server.logprobs import TokenTexts
+from octavo.server.prompts import chat_prompt, encode
+from octavo.server.schemas import TokenizeRequest, detokenize_decoder, tokenize_decoder
+
+T = TypeVar("T")
+
+
+def json_response(content: Any) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+def version() -> str:
+    import octavo
+
+    if hasattr(octavo, "__version__"):
+        return octavo.__version__
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("octavo")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class UtilityRoutes:
+    """Handlers that need nothing but the context."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self.context = context
+
+    async def health(self, request: Request) -> Response:
+        """200 while the engine lives and answers, else 503."""
+        if not self.context.engine.is_healthy():
+            raise EngineDeadError("it stopped or does not answer; restart the server")
+        return json_response({"status": "ok"})
+
+    async def version(self, request: Request) -> Response:
+        return json_response({"version": version()})
+
+    async def metrics(self, request: Request) -> Response:
+        self.context.metrics.observe_stats(self.context.engine.stats)
+        body, content_type = self.context.metrics.render()
+        return Response(body, headers={"content-type": content_type})
+
+    async def models(self, request: Request) -> Response:
+        return json_response({"object": "list", "data": [self._card(name) for name in self.context.model_names]})
+
+    async def model(self, request: Request) -> Response:
+        return json_response(self._card(self.context.check_model(request.path_params["name"])))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.context.created,
+            "owned_by": "octavo",
+            "root": self.context.model_names[0],
+            "parent": None,
+            "max_model_len": self.context.engine.max_model_len,
+        }
+
+    async def tokenize(self, request: Request) -> Response:
+        sent = await self._decode(request, tokenize_decoder)
+        self.context.check_model(sent.model)
+        if (sent.prompt is None) == (sent.messages is None):
+            raise RequestError("Send either prompt or messages.", param="prompt")
+        if sent.messages is not None:
+            tokens = (await chat_prompt(sent, self.context)).token_ids
+        else:
+            self._refuse_chat_fields(sent)
+            tokens = (await encode(self.context, [sent.prompt or ""], sent.add_special_tokens is not False))[0]
+        answer: dict[str, Any] = {"count": len(tokens), "max_model_len": self.context.engine.max_model_len, "tokens": tokens}
+        texts = TokenTexts(self.context.engine.tokenizer)
+        answer["token_strs"] = [texts.legacy(token) for token in tokens] if sent.return_token_strs else None
+        return json_response(answer)
+
+    def _refuse_chat_fields(self, sent: TokenizeRequest) -> None:
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+            if getattr(sent, name) is not None:
+                raise RequestError(f"{name} works on messages; this request has a prompt.", param=name)
+
+    async def detokenize(self, request: Request) -> Response:
+        sent = await self._decode(request, detokenize_decoder)
+        self.context.check_model(sent.model)
+        check_ids("tokens", sent.tokens, self.context.engine.vocab_size)
+        tokenizer = self.context.engine.tokenizer
+        if tokenizer is None:
+            raise RequestError("This server has no tokenizer (--skip-tokenizer-init).")
+        text = await self.context.off_loop(4 * len(sent.tokens), lambda: tokenizer.decode(sent.tokens, skip_special_tokens=False))
+        return json_response({"prompt": text})
+
+    async def _decode(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
+        return decode(decoder, await read_body(request.scope, request.receive, self.context.options.max_body_size))

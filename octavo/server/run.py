@@ -1,0 +1,228 @@
+"""Run a server from start to end: bind, start the engine, serve, drain on SIGTERM, stop.
+
+Nothing heavy is imported before the port is bound; the HTTP stack is imported while the engine loads its weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from octavo.config import EngineConfig, ServerOptions
+from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    import uvicorn
+
+logger = logging.getLogger("octavo.server")
+
+API_KEY_VARIABLE = "OCTAVO_API_KEY"
+KEEP_ALIVE_S = 60  # an idle connection; longer than clients' pools keep theirs, so they close first
+BACKLOG = 4096
+FORCED_EXIT_S = 5.0  # after a second signal the process ends in this time, whatever hangs
+
+StartEngine = Callable[[EngineConfig, ServerOptions], Awaitable[Any]]
+
+
+def serve(config: EngineConfig, options: ServerOptions, *, start_engine: StartEngine | None = None) -> None:
+    """Serve until SIGTERM or SIGINT has drained the running requests, or a second one stops them.
+
+    Raises ConfigError when the address cannot be used, and whatever keeps the engine from starting.
+    ``start_engine`` replaces ``AsyncLLM.start`` (tests, benchmarks of the server alone).
+    """
+    keys = api_keys(options)
+    sock = bind(options.host, options.port)
+    loop = _new_loop()
+    try:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(_Runner(config, options, keys, sock, start_engine or _start_async_llm).run())
+    finally:
+        sock.close()
+        try:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+def api_keys(options: ServerOptions) -> tuple[str, ...]:
+    """Keys of --api-key and of OCTAVO_API_KEY. ConfigError for an empty one, which anybody could send."""
+    if any(not key.strip() for key in options.api_key):
+        raise ConfigError("--api-key must not be empty.")
+    from_environment = os.environ.get(API_KEY_VARIABLE, "").strip()
+    return tuple(dict.fromkeys((*options.api_key, *((from_environment,) if from_environment else ()))))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet: clients are refused, rather than kept waiting, until the model is loaded."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (socket.gaierror, OverflowError) as error:
+        raise ConfigError(f"Cannot listen on {host}:{port}: {error}. Check --host and --port.") from None
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and address[0] == "::":
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise _cannot_listen(host, port, error) from None
+    return sock
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError(f"Cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another --port (or --host), or stop what listens there.")
+
+
+def model_names(config: EngineConfig, options: ServerOptions) -> tuple[str, ...]:
+    if options.served_model_name:
+        return tuple(options.served_model_name)
+    if config.model is not None:
+        return (config.model,)
+    from octavo.models.hub import DEMO_MODEL_NAME
+
+    return (DEMO_MODEL_NAME,)
+
+
+async def _start_async_llm(config: EngineConfig, options: ServerOptions) -> Any:
+    from octavo.frontend.async_llm import AsyncLLM
+
+    return await AsyncLLM.start(config, chat_template=options.chat_template)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # not there on Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _import_http() -> None:
+    import uvicorn  # noqa: F401
+
+    import octavo.server.app  # noqa: F401
+
+
+class _Runner:
+    """The life of one server, with its signals: before it listens they stop the start, then they drain, then they end."""
+
+    def __init__(
+        self, config: EngineConfig, options: ServerOptions, keys: tuple[str, ...], sock: socket.socket, start_engine: StartEngine
+    ) -> None:
+        self.config = config
+        self.options = options
+        self.keys = keys
+        self.sock = sock
+        self.start_engine = start_engine
+        self.server: uvicorn.Server | None = None
+        self.starting: asyncio.Task[Any] | None = None
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
+        self.starting = asyncio.ensure_future(self.start_engine(self.config, self.options))
+        imports = loop.run_in_executor(None, _import_http)
+        try:
+            engine = await self.starting
+        except asyncio.CancelledError:
+            logger.info("Stopped before the model was loaded.")
+            return
+        finally:
+            await imports
+        try:
+            await self._serve(engine)
+        finally:
+            await engine.shutdown()
+
+    async def _serve(self, engine: Any) -> None:
+        import dataclasses
+
+        import uvicorn
+
+        from octavo.server.app import create_app
+        from octavo.server.limits import LimitedProtocol
+
+        options = dataclasses.replace(self.options, api_key=self.keys)
+        names = model_names(self.config, options)
+        app = create_app(engine, options, names, scheduling_policy=self.config.scheduling_policy)
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+        settings = uvicorn.Config(
+            app,
+            http=LimitedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=options.drain_timeout,  # type: ignore[arg-type]
+        )
+        self.server = make_server(settings, lambda: self._announce(names))
+        gc.collect()
+        gc.freeze()  # what start-up made lives as long as the process; collections need not look at it again
+        try:
+            await self.server.serve(sockets=[self.sock])
+        except OSError as error:  # another server began to listen after we had bound
+            raise _cannot_listen(options.host, options.port, error) from None
+        if self.server.server_state.tasks:
+            await asyncio.wait(self.server.server_state.tasks, timeout=1.0)
+        app.state.context.pool.shutdown(wait=False, cancel_futures=True)
+
+    def _announce(self, names: tuple[str, ...]) -> None:
+        host, port = self.sock.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        logger.info("Octavo serves %s on http://%s:%d", ", ".join(names), shown, port)
+
+    def _on_signal(self, name: str) -> None:
+        server = self.server
+        if server is None:
+            if self.starting is not None:
+                self.starting.cancel()
+        elif not server.should_exit:
+            running = len(server.server_state.tasks)
+            if running:
+                logger.info("%s: finishing %d running request(s); send it again to stop now.", name, running)
+            server.should_exit = True
+        elif not server.force_exit:
+            logger.info("%s again: stopping now.", name)
+            server.force_exit = True
+            loop = asyncio.get_running_loop()
+            for task in list(server.server_state.tasks):
+                task.cancel()
+            loop.call_later(0.2, _abort_connections, server)
+            loop.call_later(FORCED_EXIT_S, os._exit, 1)
+
+
+def _abort_connections(server: uvicorn.Server) -> None:
+    """Clients that do not read their last event hold nothing up."""
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
+
+
+def make_server(settings: uvicorn.Config, on_listen: Callable[[], None]) -> uvicorn.Server:
+    """A uvicorn server that leaves signals alone and says when it listens."""
+    import contextlib
+    from collections.abc import Generator
+
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Generator[None, None, None]:
+            yield
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            on_listen()
+
+    return Server(settings)

@@ -1,0 +1,121 @@
+"""From a request's fields to ``SamplingParams``: the model's defaults, the server's caps, every id checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo.errors import RequestError
+from octavo.frontend.params import SamplingParams, check_ids
+from octavo.server.context import ServerContext
+from octavo.server.schemas import ChatRequest, CompletionRequest, GenerationRequest, check_refused
+
+# Copied under the same name when the client set them.
+_SAME_NAME = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "bad_words",
+    "allowed_token_ids",
+    "prompt_logprobs",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
+# What a model may bring defaults for (generation_config.json).
+_MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def check_request(request: GenerationRequest, context: ServerContext) -> None:
+    """RequestError for fields that are refused, capped, or make no sense together."""
+    check_refused(request)
+    options = context.options
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("stream_options need stream: true.", param="stream_options")
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        raise RequestError("include_obfuscation is not supported; set it to false.", param="stream_options.include_obfuscation")
+    if request.n is not None and request.n > options.max_n:
+        raise RequestError(f"n must be at most {options.max_n} (--max-n), got {request.n}.", param="n")
+    if request.prompt_logprobs is not None:
+        check_logprobs("prompt_logprobs", request.prompt_logprobs, options.max_logprobs)
+        if request.stream:
+            raise RequestError("prompt_logprobs are not available in a stream; ask with stream: false.", param="prompt_logprobs")
+    if request.priority and context.scheduling_policy not in (None, "priority"):
+        raise RequestError("priority needs a server that was started with --scheduling-policy priority.", param="priority")
+
+
+def check_logprobs(name: str, value: int, limit: int) -> None:
+    if value < 0 or value > limit:
+        raise RequestError(f"{name} must be at least 0 and at most {limit} (--max-logprobs), got {value}.", param=name)
+
+
+def sampling_params(
+    request: GenerationRequest, context: ServerContext, *, max_tokens: int | None, logprobs: int | None, **extra: Any
+) -> SamplingParams:
+    """Checked parameters. ``max_tokens`` None: what is left of the context. ``extra`` overrides fields."""
+    fields: dict[str, Any] = {"n": 1 if request.n is None else request.n, "max_tokens": max_tokens, "logprobs": logprobs}
+    defaults = getattr(context.engine.model_config, "generation_defaults", None) or {}
+    for name in _MODEL_DEFAULTS:
+        if defaults.get(name) is not None:
+            fields[name] = defaults[name]
+    for name in _SAME_NAME:
+        value = getattr(request, name)
+        if value is not None:
+            fields[name] = value
+    if request.logit_bias:
+        fields["logit_bias"] = _logit_bias(request.logit_bias)
+    fields.update(extra)
+    params = SamplingParams(**fields)
+    vocab_size = context.engine.vocab_size
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        check_ids(name, getattr(params, name) or (), vocab_size)
+    return params
+
+
+def _logit_bias(sent: dict[str, float]) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for key, value in sent.items():
+        digits = key.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
+            raise RequestError(f"logit_bias: keys are token ids, got {key[:80]!r}.", param="logit_bias")
+        bias[int(key)] = value
+    return bias
+
+
+def chat_params(request: ChatRequest, context: ServerContext) -> SamplingParams:
+    check_request(request, context)
+    if request.top_logprobs is not None:
+        if not request.logprobs:
+            raise RequestError("top_logprobs need logprobs: true.", param="top_logprobs")
+        check_logprobs("top_logprobs", request.top_logprobs, context.options.max_logprobs)
+    max_tokens = request.max_completion_tokens
+    if max_tokens is None:
+        max_tokens = request.max_tokens
+    elif request.max_tokens is not None and request.max_tokens != max_tokens:
+        raise RequestError(
+            f"max_completion_tokens ({max_tokens}) and its older name max_tokens ({request.max_tokens}) differ; send one.",
+            param="max_completion_tokens",
+        )
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    return sampling_params(request, context, max_tokens=max_tokens, logprobs=logprobs)
+
+
+def completion_params(request: CompletionRequest, context: ServerContext) -> SamplingParams:
+    check_request(request, context)
+    if request.logprobs is not None:
+        check_logprobs("logprobs", request.logprobs, context.options.max_logprobs)
+    n = 1 if request.n is None else request.n
+    if request.best_of is not None and request.best_of != n:
+        raise RequestError(f"best_of ({request.best_of}) other than n ({n}) is not supported; leave it out.", param="best_of")
+    extra = {}
+    if request.echo and request.logprobs is not None:
+        extra["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+    return sampling_params(request, context, max_tokens=request.max_tokens, logprobs=request.logprobs, **extra)

@@ -1,0 +1,269 @@
+"""What clients may send: one struct a request. Unknown fields are refused; so are known ones that cannot be honoured.
+
+Three kinds of fields:
+- honoured: they change the answer as documented;
+- accepted without effect (``ACCEPTED``): OpenAI's clients send them, and leaving them out changes no token;
+- refused by name (``REFUSED``): known, but not supported; null and the values that ask for nothing pass.
+``null`` means "not set" everywhere, as it does for OpenAI.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from octavo.errors import RequestError
+
+# Accepted without effect, and why leaving them out changes nothing here.
+ACCEPTED: dict[str, str] = {
+    "user": "names the end user, for OpenAI's abuse monitoring",
+    "safety_identifier": "the same, newer",
+    "metadata": "labels for OpenAI's dashboard",
+    "store": "keeps the answer at OpenAI; nothing is stored here",
+    "service_tier": "picks a price class at OpenAI; there is one here",
+    "prompt_cache_key": "routes to a warm cache at OpenAI; the prefix cache here needs no key",
+    "prompt_cache_retention": "how long OpenAI keeps a cache",
+    "prompt_cache_options": "the same, newer",
+    "parallel_tool_calls": "says nothing without tools",
+}
+
+
+def _is(*values: Any) -> Callable[[Any], bool]:
+    return lambda value: value is None or any(value == v and type(value) is type(v) for v in values)
+
+
+def _text_format(value: Any) -> bool:
+    return value is None or value == {"type": "text"}
+
+
+_LATER = "is not supported yet; leave it out"
+# field -> (which values ask for nothing and pass, what to say about the others)
+REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "tools": (_is([]), f"{_LATER} (tool calling)."),
+    "tool_choice": (_is("none", "auto"), f"{_LATER} (tool calling)."),
+    "functions": (_is([]), "is not supported; it is OpenAI's old form of tools."),
+    "function_call": (_is("none", "auto"), "is not supported; it is OpenAI's old form of tool_choice."),
+    "response_format": (_text_format, 'is not supported yet (structured output), other than {"type": "text"}.'),
+    "structured_outputs": (_is(), f"{_LATER} (structured output)."),
+    "guided_json": (_is(), f"{_LATER} (structured output)."),
+    "guided_regex": (_is(), f"{_LATER} (structured output)."),
+    "guided_choice": (_is(), f"{_LATER} (structured output)."),
+    "guided_grammar": (_is(), f"{_LATER} (structured output)."),
+    "modalities": (_is(["text"]), 'is not supported, other than ["text"]: this model answers in text.'),
+    "audio": (_is(), "is not supported: this model answers in text."),
+    "prediction": (_is(), "is not supported; leave it out, the answer is the same."),
+    "web_search_options": (_is(), "is not supported: this server does not search the web."),
+    "moderation": (_is(), "is not supported: this server does not moderate."),
+    "verbosity": (_is("medium"), 'is not supported, other than "medium"; ask for it in the prompt.'),
+    "chat_template": (_is(), "is refused in requests (a template is a program); start the server with --chat-template."),
+    "suffix": (_is(""), "is not supported (fill in the middle); write the model's own infill tokens into the prompt."),
+}
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """include_usage: a last chunk with the whole usage; continuous_usage_stats: the usage so far on every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # OpenAI pads its chunks against traffic analysis; only false is honoured
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields that chat and completions share. Those that are not OpenAI's have vLLM's names and meanings."""
+
+    model: str | None = None  # None: the first served name
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # sampling; None: the model's own default (generation_config.json), else OpenAI's
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    max_tokens: int | None = None  # None: what is left of the context
+    min_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None  # token id as a string -> -100 … 100
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    # text
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None  # keep the prompt's last k tokens
+    echo: bool | None = None
+    return_token_ids: bool | None = None
+    # scheduling
+    priority: int | None = None  # lower runs first; needs --scheduling-policy priority
+    cache_salt: str | None = None  # only requests with the same salt share prefix cache
+    request_id: str | None = None
+    # accepted without effect, see ACCEPTED
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    # refused by name, see REFUSED
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    response_format: Any = None
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.stream)
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions. ``prompt``: a text, a list of texts, token ids, or a list of lists of token ids."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    best_of: int | None = None  # only n: choosing among more is not supported
+    suffix: Any = None
+
+
+class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: str | dict[str, Any]
+
+
+class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A call that an earlier answer made; it goes into the template. ``index`` comes from joined stream deltas."""
+
+    id: str | None = None
+    type: str = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+Content = str | list[str | dict[str, Any]]
+
+
+class SystemMessage(msgspec.Struct, tag_field="role", tag="system", kw_only=True, forbid_unknown_fields=True):
+    content: Content
+    name: str | None = None
+
+
+class DeveloperMessage(msgspec.Struct, tag_field="role", tag="developer", kw_only=True, forbid_unknown_fields=True):
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(msgspec.Struct, tag_field="role", tag="user", kw_only=True, forbid_unknown_fields=True):
+    content: Content
+    name: str | None = None
+
+
+class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", kw_only=True, forbid_unknown_fields=True):
+    """An earlier answer, as clients dump it: with nulls for what it did not have."""
+
+    content: Content | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    annotations: Any = None
+    audio: Any = None
+    function_call: Any = None
+
+
+class ToolMessage(msgspec.Struct, tag_field="role", tag="tool", kw_only=True, forbid_unknown_fields=True):
+    content: Content
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None  # the newer name of max_tokens
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    # template
+    add_generation_prompt: bool | None = None  # None: unless continue_final_message
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None  # handed to the template, for models that read it there
+    parallel_tool_calls: bool | None = None
+    # refused by name
+    chat_template: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+    verbosity: Any = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize: ``prompt``, or ``messages`` with the template's options."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None  # None: true for a prompt, false for messages
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+completion_decoder = msgspec.json.Decoder(CompletionRequest)
+chat_decoder = msgspec.json.Decoder(ChatRequest)
+tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+
+
+def check_refused(request: GenerationRequest) -> None:
+    """RequestError for a field that is known but not supported, unless its value asks for nothing."""
+    for name in request.__struct_fields__:
+        if name in REFUSED:
+            passes, hint = REFUSED[name]
+            if not passes(getattr(request, name)):
+                raise RequestError(f"{name} {hint}", param=name, code="unsupported_field")
+
+
+def unknown_field_hint(name: str, schema: Any) -> str:
+    """What to do about a field that a schema does not have. ``schema`` None: nothing is known about the place."""
+    known = getattr(schema, "__struct_fields__", ())
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else "remove it, this server would not honour it."
