@@ -56,6 +56,7 @@ class LocalExecutor:
                 device=self.device,
                 group=Group.single(),
                 load_format=config.load_format,
+                max_model_len=max_model_len,
                 seed=config.seed,
                 progress=lambda fraction: report("weights", fraction, ""),
             )
