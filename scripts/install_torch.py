@@ -116,9 +116,7 @@ def main() -> int:
         if problem is None:
             return 0
         log(problem.splitlines()[-1])
-    log(
-        "error: no torch could be installed. Set OCTAVO_TORCH_SPEC and OCTAVO_TORCH_INDEX_URL, or install torch into .venv yourself."
-    )
+    log("error: no torch could be installed. Set OCTAVO_TORCH_SPEC and OCTAVO_TORCH_INDEX_URL, or install torch into .venv yourself.")
     return 1
 
 

@@ -40,7 +40,8 @@ def _logging_as_it_was() -> Iterator[None]:
     logger = logging.getLogger("octavo")
     before = (logger.level, logger.propagate, list(logger.handlers))
     yield
-    logger.level, logger.propagate, logger.handlers[:] = before
+    logger.setLevel(before[0])
+    logger.propagate, logger.handlers[:] = before[1:]
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def _parse(data: bytes) -> tuple[list[tuple[str, float, int]], dict[int, object]
 
 def _as_bytes(value: int | bytes) -> bytes:
     if not isinstance(value, bytes):
-        raise ValueError("a field has the wrong type")
+        raise ValueError("a field has the wrong type")  # noqa: TRY004, the file is wrong, not the caller
     return value
 
 

@@ -53,7 +53,7 @@ def load_model(
         model = model_class(config.architecture)(build)
     model.requires_grad_(False).eval()
     with torch.no_grad():
-        _fill(model, config, device=device, load_format=load_format, seed=seed, progress=progress, weights=weights)
+        _fill(model, config, dtype=dtype, device=device, load_format=load_format, seed=seed, progress=progress, weights=weights)
         finalize(model)
     if progress:
         progress(1.0)
@@ -64,6 +64,7 @@ def _fill(
     model: DecoderForCausalLM,
     config: ModelConfig,
     *,
+    dtype: torch.dtype,
     device: torch.device | str,
     load_format: str,
     seed: int,
@@ -77,8 +78,7 @@ def _fill(
         if load_format == "dummy":
             readers.fill_dummy(model.named_parameters(), seed)
             return
-        # in their stored types: the copy into the parameters converts
-        weights = readers.iterate_weights(config, load_format=load_format, device=device)
+        weights = readers.iterate_weights(config, load_format=load_format, dtype=dtype, device=device)
     fill_from(model, weights, source=config.path, progress=progress)
 
 

@@ -65,7 +65,7 @@ class RequestMiddleware:
             await self.app(scope, receive, send_with_id)
         except ClientDisconnect:
             scope["octavo.disconnected"] = True
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (whatever it is, the client gets an answer)
             response = response_for(error)
             if not status:
                 await response(scope, receive, send_with_id)

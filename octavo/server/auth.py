@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hmac
 import hashlib
+import hmac
 from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send

@@ -47,7 +47,7 @@ class Usage(msgspec.Struct):
 class PromptRun:
     """One prompt's run: where its choices start, and its times and counts, for usage and metrics."""
 
-    __slots__ = ("base", "prompt", "metrics", "start", "first", "last", "num_generated", "num_cached", "open")
+    __slots__ = ("base", "first", "last", "metrics", "num_cached", "num_generated", "open", "prompt", "start")
 
     def __init__(self, base: int, prompt: Prompt, metrics: Any, start: float, n: int) -> None:
         self.base = base
@@ -195,7 +195,7 @@ async def merge(streams: list[AsyncIterator[RequestOutput]]) -> AsyncIterator[Re
             async with aclosing(stream):  # type: ignore[type-var]
                 async for output in stream:
                     await queue.put(output)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (whatever it is, the client gets an answer)
             await queue.put(error)
         else:
             await queue.put(None)
@@ -258,7 +258,7 @@ class GenerationEndpoint:
             scope["octavo.disconnected"] = True
         except asyncio.CancelledError:  # not the client: the server stops and does not wait any longer
             await self._fail(RequestError("The server is shutting down.", status=503, code="shutting_down"), scope, receive, events)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (whatever it is, the client gets an answer)
             await self._fail(error, scope, receive, events)
 
     async def _serve(self, body: bytes, scope: Scope, receive: Receive, events: EventStream, start: float) -> None:

@@ -22,14 +22,15 @@ from octavo.types import EngineReady, EngineStats
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS = 256 + SPECIALS.index("<|im_end|>")
-WORDS = (
-    " the octopus reads books about deep water and writes letters to a friend who lives near one old lighthouse ; "
+TEXT = (
+    "the octopus reads books about deep water and writes letters to a friend who lives near one old lighthouse ; "
     "every night they count ships , stars , caf\u00e9s and \u6f22\u5b57 until morning comes ."
-).split(" ")
+)
+WORDS = TEXT.split()
 VOCAB: tuple[bytes, ...] = (
     *(bytes([b]) for b in range(256)),
     *(s.encode() for s in SPECIALS),
-    *(b" " + w.encode() for w in sorted(set(WORDS)) if w),
+    *(b" " + w.encode() for w in sorted(set(WORDS))),
 )
 BLOCK = 16
 
@@ -209,7 +210,7 @@ class MockEngine:
         self.ready = EngineReady(num_blocks=4096, block_size=BLOCK, max_model_len=max_model_len, dtype="float32", device="mock")
         self.stats = EngineStats()
         self.tick_s, self.first_s, self.length = tick_s, first_s, length
-        self.script = self.tokenizer.encode(" ".join(WORDS))
+        self.script = self.tokenizer.encode("".join(" " + w for w in WORDS))
         self.runs: dict[str, _Run] = {}
         self.seen: set[tuple[int, ...]] = set()  # prompts' full blocks, as chains
         self.last_params: SamplingParams | None = None

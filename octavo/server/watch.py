@@ -20,7 +20,7 @@ class DisconnectWatch:
         self.disconnected = False
         self._open = False
 
-    async def __aenter__(self) -> DisconnectWatch:
+    async def __aenter__(self) -> DisconnectWatch:  # noqa: PYI034 (Self needs Python 3.11)
         self._task = asyncio.current_task()
         self._open = True
         self._watcher = asyncio.ensure_future(self._wait())
