@@ -30,7 +30,7 @@ def test_values_by_kind(dtype):
         values = values.float()
         middle, spread = (1.0, 0.11) if "norm" in name else (0.0, 0.036)
         assert (values - middle).abs().max() <= spread * (1.15 if dtype.itemsize == 1 else 1), name
-        assert values.unique().numel() > 3, name
+        assert values.unique().numel() > 2, name
     big = torch.empty(1000, 1000)
     fill_dummy([("w", big)], 0)
     assert big.std().item() == pytest.approx(0.02, rel=0.05)
