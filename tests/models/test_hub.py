@@ -296,6 +296,11 @@ def test_local_paths(tmp_path, monkeypatch):
         resolve_model(str(folder))
     with pytest.raises(ModelError, match="not a .gguf file"):
         resolve_model(str(folder / "notes.txt"))
+    (folder / "x.gguf").write_bytes(b"GGUF")
+    assert resolve_model(str(folder)) == str(folder / "x.gguf")
+    (folder / "y.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"several GGUF models.*x\.gguf.*y\.gguf"):
+        resolve_model(str(folder))
     (folder / "config.json").write_text("{}")
     assert resolve_model(str(folder)) == str(folder)
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
