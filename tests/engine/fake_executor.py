@@ -13,9 +13,14 @@ from dataclasses import dataclass, field
 from octavo.types import Advance, GenerateRequest, StepPlan, StepResult, TokenLogprobs, TokenParams
 
 
-def extend_chain(chain: list[int], tokens: list[int]) -> None:
+def extend_chain(chain: list[int], tokens: list[int], adapter: int = 0) -> None:
     for token in tokens:
-        chain.append(hash((chain[-1] if chain else 17, token, len(chain))) & 0x7FFFFFFFFFFFFFFF)
+        chain.append(hash((chain[-1] if chain else adapter, token, len(chain))) & 0x7FFFFFFFFFFFFFFF)
+
+
+def adapter_of(params: TokenParams) -> int:
+    """Stands for whatever else K and V depend on, and a cache salt must tell apart."""
+    return len(params.bad_words_token_ids)
 
 
 def draw(chain_end: int, params: TokenParams, seed: int, vocab: int) -> int:
@@ -37,7 +42,7 @@ class Truth:
 def truth(request: GenerateRequest, seed: int, vocab: int, max_model_len: int) -> Truth:
     """What one sequence must produce: one token after the other, no batch, no cache, no blocks."""
     params, out, chain = request.params, Truth(), []
-    extend_chain(chain, request.prompt_token_ids)
+    extend_chain(chain, request.prompt_token_ids, adapter_of(params))
     while len(out.token_ids) < params.max_tokens and len(chain) < max_model_len:
         token = draw(chain[-1], params, seed, vocab)
         out.token_ids.append(token)
@@ -50,9 +55,9 @@ def truth(request: GenerateRequest, seed: int, vocab: int, max_model_len: int) -
     return out
 
 
-def prompt_truth(prompt: list[int]) -> list[TokenLogprobs]:
-    chain: list[int] = []
-    extend_chain(chain, prompt)
+def prompt_truth(request: GenerateRequest) -> list[TokenLogprobs]:
+    prompt, chain = request.prompt_token_ids, []
+    extend_chain(chain, prompt, adapter_of(request.params))
     return [logprob_of(chain[i], prompt[i + 1]) for i in range(len(prompt) - 1)]
 
 
@@ -72,7 +77,9 @@ class FakeExecutor:
 
     num_cpu_blocks = 0
 
-    def __init__(self, num_blocks: int, block_size: int, max_rows: int, budget: int, vocab: int, steps_ahead: int, lazy: bool = False) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, max_rows: int, budget: int, vocab: int, steps_ahead: int, lazy: bool = False
+    ) -> None:
         self.steps_ahead, self.num_blocks, self.block_size = steps_ahead, num_blocks, block_size
         self.max_rows, self.budget, self.vocab, self.lazy = max_rows, budget, vocab, lazy
         self.kv = [[-1 - block * block_size - i for i in range(block_size)] for block in range(num_blocks)]
@@ -101,7 +108,7 @@ class FakeExecutor:
         for init in plan.row_inits:
             tokens = init.prompt_token_ids + init.output_token_ids
             chain: list[int] = []
-            extend_chain(chain, tokens)
+            extend_chain(chain, tokens, adapter_of(init.params))
             assert 0 <= init.seed < 2**63
             self.rows[init.row] = Row(init.params, init.seed, len(init.prompt_token_ids), tokens, chain, list(init.block_ids))
         for append in plan.block_appends:

@@ -23,6 +23,7 @@ from .laws import check_empty, check_laws
 
 NUM_SCHEDULES = int(os.environ.get("OCTAVO_SCHEDULES", "2000"))
 NUM_PARTS = 20
+SALTS = (None,) * 6 + ("", "none", "\ud800")
 SEEN: Counter[str] = Counter()  # what the schedules came across, so that a test that tests nothing is found out
 
 
@@ -50,11 +51,11 @@ class Trial:
             seed=rng.randint(0, 3),
         )
         self.executor = FakeExecutor(
-            self.settings.num_blocks, block_size, max_num_seqs, budget, self.vocab, rng.randint(0, 1), lazy=rng.random() < 0.5
+            self.settings.num_blocks, block_size, max_num_seqs, budget, self.vocab, rng.choice((0, 1, 1, 2)), lazy=rng.random() < 0.5
         )
         if rng.random() < 0.1:
             self.executor.fail_row = lambda plan: rng.choice(plan.advances).row if rng.random() < 0.05 else None
-        self.executor.on_submit = self.check_first_in_order_runs
+        self.executor.on_submit = self.check_plan
         self.engine = Engine.from_settings(self.settings, self.executor)
         self.bases = [[rng.randrange(self.vocab) for _ in range(self.max_model_len + 2)] for _ in range(rng.randint(1, 2))]
         self.requests: dict[str, GenerateRequest] = {}
@@ -73,6 +74,7 @@ class Trial:
         max_tokens = rng.choice((0, 1, 3, 12, 25, 40))
         if rng.random() < 0.8:
             max_tokens = max(0, min(max_tokens, self.max_model_len - length))
+        salt = rng.choice(SALTS)
         params = TokenParams(
             n=min(rng.choice((1, 1, 1, 1, 2, 3, 4)), self.settings.max_num_seqs + (rng.random() < 0.1)),
             max_tokens=max_tokens,
@@ -81,6 +83,7 @@ class Trial:
             seed=rng.choice((None, 7, -(2**63))),
             eos_token_ids=rng.choice(((), (), (1,))),
             stop_token_ids=rng.choice(((), (), (), (0, 1), (5,))),
+            bad_words_token_ids=((),) * SALTS.index(salt),
             logprobs=rng.choice((None, None, 2)),
             prompt_logprobs=rng.choice((None, None, None, 1)),
         )
@@ -90,7 +93,7 @@ class Trial:
             params=params,
             arrival_time=float(self.now if rng.random() < 0.8 else rng.randint(0, 5)),
             priority=rng.randint(0, 2),
-            cache_salt=rng.choice((None,) * 6 + ("", "a", "\ud800")),
+            cache_salt=salt,
         )
 
     def add(self) -> None:
@@ -133,9 +136,11 @@ class Trial:
             assert not so_far or so_far[-1].finish_reason is None, "a delta after the last one"
             so_far.append(delta)
 
-    def check_first_in_order_runs(self, plan: StepPlan) -> None:
-        """Nobody starves: the first in order is in every plan, unless its end is foreseen (all is run or in flight)."""
-        first = self.engine.scheduler.running.items[0]
+    def check_plan(self, plan: StepPlan) -> None:
+        """No plan past a foreseen end. The first in order is in every plan, unless its end is foreseen: no starvation."""
+        running = self.engine.scheduler.running.items
+        assert all(s.length <= s.max_length for s in running)
+        first = running[0]
         assert first.row in {a.row for a in plan.advances} or first.length >= first.max_length
 
     def run(self) -> None:
@@ -175,7 +180,7 @@ class Trial:
             if params.prompt_logprobs is None:
                 assert not given
             elif whole.finish_reason not in ("abort", "error"):
-                assert given == [prompt_truth(request.prompt_token_ids)] and whole.prompt_logprobs is not None
+                assert given == [prompt_truth(request)] and whole.prompt_logprobs is not None
         stats = self.engine.stats()
         assert stats.generation_tokens == num_tokens
         assert 0 <= stats.prefix_cache_hits <= stats.prefix_cache_queries
