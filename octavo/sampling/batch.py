@@ -167,7 +167,7 @@ class SamplingState:
             packed[:, _TOP_K].contiguous(),
             floats[:, _TOP_P].contiguous(),
             floats[:, _MIN_P].contiguous(),
-            first_candidates(top_k[members].tolist(), self.vocab_size),
+            first_candidates(top_k[members].tolist()),
         )
         return DrawGroup(index, params, packed[:, _KEY].contiguous())
 
