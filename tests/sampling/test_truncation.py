@@ -55,18 +55,18 @@ def test_top_candidates_of_equal_logits_are_the_lowest_ids():
 # which tokens are kept
 
 MIXES = [
-    dict(temperature=0.7),
-    dict(temperature=1.0, top_k=1),
-    dict(temperature=1.3, top_k=5),
-    dict(temperature=1.0, top_k=40, top_p=0.8),
-    dict(temperature=1.0, top_p=0.9),
-    dict(temperature=2.0, top_p=0.99),
-    dict(temperature=1.0, top_p=1e-9),
-    dict(temperature=0.5, min_p=0.1),
-    dict(temperature=1.0, min_p=1.0),
-    dict(temperature=1.5, min_p=0.02, top_k=30),
-    dict(temperature=1.5, min_p=0.02, top_k=300, top_p=0.7),
-    dict(temperature=5.0, top_k=500, top_p=0.9),
+    {"temperature": 0.7},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 1.3, "top_k": 5},
+    {"temperature": 1.0, "top_k": 40, "top_p": 0.8},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 2.0, "top_p": 0.99},
+    {"temperature": 1.0, "top_p": 1e-9},
+    {"temperature": 0.5, "min_p": 0.1},
+    {"temperature": 1.0, "min_p": 1.0},
+    {"temperature": 1.5, "min_p": 0.02, "top_k": 30},
+    {"temperature": 1.5, "min_p": 0.02, "top_k": 300, "top_p": 0.7},
+    {"temperature": 5.0, "top_k": 500, "top_p": 0.9},
 ]
 
 
@@ -106,12 +106,12 @@ def test_candidates_draw_the_same_tokens_as_the_full_sort(mix, make, vocab):
 def test_wide_weights_equal_kept_weights(make, data):
     vocab = data.draw(st.sampled_from([3, 64, 500, 5000]))
     logits = make(2, vocab, data.draw(st.integers(0, 1000)))
-    mix = dict(
-        temperature=data.draw(st.sampled_from([0.1, 1.0, 3.0, 100.0])),
-        top_k=data.draw(st.integers(0, vocab)),
-        top_p=data.draw(st.sampled_from([1.0, 1e-6, 0.3, 0.95, 0.999])),
-        min_p=data.draw(st.sampled_from([0.0, 0.001, 0.3, 1.0])),
-    )
+    mix = {
+        "temperature": data.draw(st.sampled_from([0.1, 1.0, 3.0, 100.0])),
+        "top_k": data.draw(st.integers(0, vocab)),
+        "top_p": data.draw(st.sampled_from([1.0, 1e-6, 0.3, 0.95, 0.999])),
+        "min_p": data.draw(st.sampled_from([0.0, 0.001, 0.3, 1.0])),
+    }
     params = draw_params(2, vocab, **mix)
     assert torch.equal(truncation._wide_weights(logits.clone(), params), kept_weights(logits, params))
 
