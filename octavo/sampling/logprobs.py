@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from octavo.sampling.feature import upload
 from octavo.sampling.truncation import top_candidates
 from octavo.types import TokenLogprobs
 
@@ -85,6 +86,6 @@ def prompt_logprobs(logits: torch.Tensor, next_token_ids: Sequence[int], k: int)
     result: list[TokenLogprobs] = []
     for start in range(0, len(next_token_ids), chunk):
         part = logits[start : start + chunk].float().contiguous()
-        tokens = torch.tensor(next_token_ids[start : start + chunk], dtype=torch.int64, device=logits.device)
+        tokens = upload(next_token_ids[start : start + chunk], torch.int64, logits.device)
         result += gather_logprobs(part, tokens, count).to_host([count] * len(tokens))
     return result

@@ -22,7 +22,9 @@ def check(entry: TokenLogprobs, logits: torch.Tensor, token: int, count: int) ->
     assert torch.allclose(torch.tensor(entry.logprobs).double(), truth[entry.token_ids], atol=1e-5)
 
 
-@pytest.mark.parametrize("extra", [{}, {"temperature": 0.0}, {"repetition_penalty": 1.5, "logit_bias": {3: 50.0}, "allowed_token_ids": (3, 9)}])
+@pytest.mark.parametrize(
+    "extra", [{}, {"temperature": 0.0}, {"repetition_penalty": 1.5, "logit_bias": {3: 50.0}, "allowed_token_ids": (3, 9)}]
+)
 @pytest.mark.parametrize("vocab", [100, 8192])
 def test_rows_with_different_counts_in_one_batch(extra, vocab):
     wanted = [None, 0, 5, 20, None, -1, 1, vocab]
@@ -79,5 +81,9 @@ def test_logprobs_are_taken_before_anything_is_changed():
     logits = random_logits(1, 50)
     plain = make_sampler(50, row_init(logprobs=50, temperature=0.0)).sample(logits.clone(), [0], [3]).to_host()[1][0]
     best = plain.token_ids[0]
-    other = make_sampler(50, row_init(logprobs=50, temperature=0.3, top_k=3, logit_bias={best: -100.0})).sample(logits.clone(), [0], [3]).to_host()[1][0]
+    other = (
+        make_sampler(50, row_init(logprobs=50, temperature=0.3, top_k=3, logit_bias={best: -100.0}))
+        .sample(logits.clone(), [0], [3])
+        .to_host()[1][0]
+    )
     assert other.token_ids[0] != best and other.token_ids[1:] == plain.token_ids[1:] and other.logprobs[1:] == plain.logprobs[1:]

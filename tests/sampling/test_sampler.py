@@ -17,6 +17,7 @@ NAN, INF = float("nan"), float("inf")
 
 def random_params(rng: random.Random, vocab: int) -> dict:
     """Any mix of options; most rows use few of them."""
+
     def maybe(chance, value):
         return value if rng.random() < chance else None
 
@@ -44,7 +45,10 @@ def test_a_mixed_batch_equals_each_row_alone(seed, vocab):
     """Six steps of 16 rows with random options: in one batch, alone on another row, and shuffled over other rows."""
     rng = random.Random(seed)
     count, steps = 16, 6
-    requests = [dict(seed=rng.randrange(2**63), prompt=rng.choices(range(vocab), k=rng.randint(1, 9)), **random_params(rng, vocab)) for _ in range(count)]
+    requests = [
+        dict(seed=rng.randrange(2**63), prompt=rng.choices(range(vocab), k=rng.randint(1, 9)), **random_params(rng, vocab))
+        for _ in range(count)
+    ]
     logits = [random_logits(count, vocab, 100 * seed + step, rng.choice([0.5, 3.0])) for step in range(steps)]
     places = rng.sample(range(2 * count), count)
     together = make_sampler(vocab, *[row_init(row, **request) for row, request in enumerate(requests)])
@@ -54,7 +58,9 @@ def test_a_mixed_batch_equals_each_row_alone(seed, vocab):
         positions = [len(request["prompt"]) + step for request in requests]
         tokens, entries = together.sample(logits[step].clone(), list(range(count)), positions).to_host()
         order = rng.sample(range(count), count)
-        other, other_entries = shuffled.sample(logits[step][order].clone(), [places[i] for i in order], [positions[i] for i in order]).to_host()
+        other, other_entries = shuffled.sample(
+            logits[step][order].clone(), [places[i] for i in order], [positions[i] for i in order]
+        ).to_host()
         assert other == [tokens[i] for i in order]
         for i in range(count):
             token, entry = alone[i].sample(logits[step][i : i + 1].clone(), [3], [positions[i]]).to_host()
@@ -81,6 +87,22 @@ def test_the_blind_path_draws_the_same(seed):
     assert blind.sample(logits[some], some, [4] * 3).to_host()[0] == looking.sample(logits[some], some, [4] * 3).to_host()[0]
 
 
+def test_nothing_waits_for_the_device():
+    """On the meta device every read of a value raises; all features at once, rows coming and going."""
+    rng = random.Random(4)
+    vocab = 5000
+    state = SamplingState(16, vocab, "meta")
+    sampler = Sampler(state)
+    for step in range(8):
+        for row in rng.sample(range(16), 16 if step == 0 else 3):
+            state.clear_row(row)
+            state.init_row(row_init(row, seed=row, outputs=[1] * step, **random_params(rng, vocab)))
+        output = sampler.sample(torch.empty(16, vocab, device="meta"), list(range(16)), [3 + step] * 16)
+        assert output.token_ids.shape == (16,) and output.token_ids.dtype == torch.int64
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        output.to_host()
+
+
 def test_seed_and_position_decide_the_draw():
     logits = random_logits(1, 5000, scale=0.1)
     sampler = make_sampler(5000, row_init(0, seed=7), row_init(1, seed=7), row_init(2, seed=8))
@@ -93,7 +115,14 @@ def test_seed_and_position_decide_the_draw():
 def test_preemption_does_not_change_what_follows():
     """Rebuilt from its outputs on another row, a sequence goes on as if nothing had happened."""
     vocab = 60
-    params = {"seed": 5, "repetition_penalty": 1.2, "presence_penalty": 0.3, "bad_words_token_ids": ((1, 2), (3,), (4, 5, 6)), "min_tokens": 12, "eos_token_ids": (9,)}
+    params = {
+        "seed": 5,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "bad_words_token_ids": ((1, 2), (3,), (4, 5, 6)),
+        "min_tokens": 12,
+        "eos_token_ids": (9,),
+    }
     logits = [random_logits(1, vocab, 1000 + i) for i in range(20)]
     straight = make_sampler(vocab, row_init(0, **params))
     want = [int(straight.sample(logits[i].clone(), [0], [3 + i]).token_ids) for i in range(20)]
@@ -132,7 +161,9 @@ def test_a_cleared_row_leaves_no_trace():
         sampler.sample(logits.clone(), [1], [3])
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1, "top_p": 0.9, "repetition_penalty": 2.0}], ids=str)
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1, "top_p": 0.9, "repetition_penalty": 2.0}], ids=str
+)
 @pytest.mark.parametrize("blind", [False, True])
 def test_broken_logits_hurt_only_their_row(params, blind):
     vocab = 64
