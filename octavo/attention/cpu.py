@@ -9,7 +9,7 @@ import torch
 
 from octavo.kernels import kv_cache as cache_layout
 from octavo.kernels.cpu.arguments import AttentionPlan, check_error, layer_args, step_args, usable
-from octavo.kernels.cpu.library import Library, library
+from octavo.kernels.cpu.library import Library, keep_freed_memory, library
 from octavo.kernels.kv_cache import KVCache
 from octavo.kernels.paged_attention import paged_attention_reference
 from octavo.kernels.rope_and_write_kv import rope_and_write_kv_reference
@@ -46,11 +46,15 @@ class _Layer:
 
 
 class CpuAttention:
-    """The CPU's AttentionBackend. What it promises about equal bits: see ``kernels.paged_attention``."""
+    """The CPU's AttentionBackend. What it promises about equal bits: see ``kernels.paged_attention``.
+
+    Making one also sets the process's memory allocator up for a run of equal steps (``keep_freed_memory``).
+    """
 
     name = "cpu"
 
     def __init__(self) -> None:
+        keep_freed_memory()
         self._kernels: Library | None = library()
         self._layers: dict[int, _Layer] = {}
 

@@ -22,9 +22,10 @@ def run(case: Case) -> torch.Tensor:
 
 
 def check(case: Case) -> None:
-    expected = paged_attention_reference(case.qkv, case.layer, case.cache, case.metadata, torch.empty_like(run(case)))
+    found = run(case)
+    expected = paged_attention_reference(case.qkv, case.layer, case.cache, case.metadata, torch.empty_like(found))
     tolerance = TOLERANCE[case.qkv.dtype]
-    torch.testing.assert_close(run(case).float(), expected.float(), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(found.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
 def test_reference_agrees_with_sdpa() -> None:

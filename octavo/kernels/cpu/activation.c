@@ -11,10 +11,10 @@ typedef struct {
     int64_t width, pieces;
 } act_args;
 
-INLINE vf verf(vf x) {
+INLINE vf verfc(vf x) {
     float v[VL];
     memcpy(v, &x, sizeof v);
-    for (int i = 0; i < VL; i++) v[i] = erff(v[i]); /* rare: no model family of ours uses the exact variant in a hot path */
+    for (int i = 0; i < VL; i++) v[i] = erfcf(v[i]); /* rare: no model family of ours uses the exact variant in a hot path */
     return vload(v);
 }
 
@@ -22,9 +22,9 @@ INLINE vf activate(const int kind, vf x) {
     if (kind == SILU) return x / (vset(1.0f) + vexp(-x));
     if (kind == GELU_TANH) {
         vf inner = vset(0.7978845608028654f) * vfma(vset(0.044715f) * x * x, x, x); /* sqrt(2 / pi) (x + 0.044715 x^3) */
-        return vset(0.5f) * x * (vset(1.0f) + vtanh(inner));
+        return x / (vset(1.0f) + vexp(vset(-2.0f) * inner)); /* 0.5 x (1 + tanh(inner)), without its cancellation */
     }
-    return vset(0.5f) * x * (vset(1.0f) + verf(x * vset(0.7071067811865476f)));
+    return vset(0.5f) * x * verfc(x * vset(-0.7071067811865476f)); /* 0.5 x (1 + erf(x / sqrt(2))), likewise */
 }
 
 #define PIECE 512 /* elements of a row that one range index stands for */
@@ -34,11 +34,12 @@ INLINE void act_piece(const int type, const int kind, const act_args *a, int64_t
     const int64_t last = first + PIECE < a->width ? first + PIECE : a->width;
     const char *gate = a->x + row * 2 * a->width * bytes, *up = gate + a->width * bytes;
     char *out = a->out + row * a->width * bytes;
-    for (int64_t i = first; i < last; i += VL) {
-        /* rounded between the two steps, as two separate torch operations would */
-        vf v = round_as(type, activate(kind, load_n(type, gate, i, last - i)));
-        store_n(type, out, i, last - i, v * load_n(type, up, i, last - i));
-    }
+    int64_t i = first;
+    /* rounded between the two steps, as two separate torch operations would */
+    for (; i + VL <= last; i += VL)
+        store_as(type, out, i, round_as(type, activate(kind, load_as(type, gate, i))) * load_as(type, up, i));
+    if (i < last)
+        store_tail(type, out, i, last - i, round_as(type, activate(kind, load_tail(type, gate, i, last - i))) * load_tail(type, up, i, last - i));
 }
 
 INLINE void act_range(const int type, const act_args *a, int64_t begin, int64_t end) {

@@ -155,6 +155,7 @@ typedef struct {
     const char *qkv;
     char *out;
     const task *tasks;
+    int64_t num_tasks;
     float *slots;
     _Atomic int32_t *arrived;
     _Atomic int error;
@@ -262,6 +263,27 @@ static int find_tile(const attention_job *j, const task *task, int64_t start, in
     return OK;
 }
 
+/* Asks for the tile's memory ahead of time: blocks lie anywhere, which no hardware prefetcher can guess. */
+static void prefetch_tile(const attention_job *j, const task *task, int64_t start, int64_t end) {
+    const layer_args *l = j->layer;
+    const int64_t size = j->step->block_size, bytes = l->head_dim * size_of((int)l->type), part = size < TILE ? size : TILE;
+    const int32_t *table = j->step->block_tables + task->seq * j->step->table_stride;
+    if (end > start + TILE) end = start + TILE;
+    for (int64_t position = start; position < end; position += part) {
+        const int64_t block = table[position / size];
+        if (block < 0 || block >= l->num_blocks) return;
+        const int64_t at = ((block * l->num_kv_heads + task->kv_head) * size + position % size) * bytes;
+        for (int64_t i = 0; i < part * bytes; i += 64) __builtin_prefetch(l->v_cache + at + i, 0, 2);
+        if (size > TILE) continue; /* K's part would be scattered over the block */
+        for (int64_t i = 0; i < part * bytes; i += 64) __builtin_prefetch(l->k_cache + at + i, 0, 2);
+    }
+}
+
+static void prefetch_first(const attention_job *j, const task *task) {
+    const int64_t last = j->step->seq_lens[task->seq] - j->step->query_start[task->seq + 1] + task->first_token + task->num_tokens;
+    prefetch_tile(j, task, task->first_segment * SEGMENT, last);
+}
+
 static int segment_rows(const attention_job *j, const task *task, workspace *w, int64_t segment, partial to) {
     const int64_t dim = j->layer->head_dim;
     int64_t begin = segment * SEGMENT, end = begin + SEGMENT;
@@ -272,6 +294,8 @@ static int segment_rows(const attention_job *j, const task *task, workspace *w, 
     for (int64_t start = begin; start < end; start += TILE) {
         int error = find_tile(j, task, start, end, &w->t);
         if (error) return error;
+        if (start + TILE < w->high[w->rows - 1]) prefetch_tile(j, task, start + TILE, w->high[w->rows - 1]);
+        else if (task + 1 < j->tasks + j->num_tasks) prefetch_first(j, task + 1);
         tile_rows(j->layer, w, start, to);
     }
     return OK;
@@ -425,7 +449,7 @@ int64_t octavo_attention_plan(const step_args *step, const layer_args *layer, ta
 /* qkv as octavo_rope_and_write_kv leaves it -> out [T, heads * dim]. arrived [groups] is this call's scratch. */
 int octavo_paged_attention(const step_args *step, const layer_args *layer, const task *tasks, int64_t num_tasks, float *slots,
                            int32_t *arrived, int64_t num_groups, const void *qkv, void *out) {
-    attention_job j = {step, layer, qkv, out, tasks, slots, (_Atomic int32_t *)arrived, OK};
+    attention_job j = {step, layer, qkv, out, tasks, num_tasks, slots, (_Atomic int32_t *)arrived, OK};
     const int64_t row_bytes = layer->num_heads * layer->head_dim * size_of((int)layer->type), used = step->query_start[step->num_seqs];
     int64_t work = 0;
     for (int64_t i = 0; i < num_tasks && work < INT32_MAX; i++) work += tasks[i].cost;

@@ -157,3 +157,18 @@ def _load() -> Library | None:
 
 def address(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep memory that tensors freed for the next ones, instead of giving it back to the system. True if done.
+
+    By default large activations are mapped anew at each allocation, and touching fresh pages costs several times what the
+    operation that fills them does (measured: silu_and_mul of 512 x 3072 in 1.1 ms instead of 0.2). Process-wide.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # not glibc
+        return False
+    m_trim_threshold, m_mmap_threshold = -1, -3
+    # 32 MiB is the most that glibc takes for the second; larger tensors (weights, KV cache) are mapped as before
+    return bool(mallopt(m_trim_threshold, 1 << 30)) and bool(mallopt(m_mmap_threshold, 32 << 20))

@@ -13,30 +13,36 @@ typedef struct {
 INLINE void norm_row(const int type, const norm_args *a, int64_t row) {
     const int64_t width = a->width, bytes = size_of(type);
     const char *x = a->x + row * a->x_stride * bytes;
-    const char *source = x;
     char *out = a->out + row * width * bytes;
-    vf squares[2] = {vset(0), vset(0)};
-    int which = 0;
-    if (a->residual) {
-        const char *residual = a->residual + row * width * bytes;
-        char *sum = a->new_residual + row * width * bytes;
-        for (int64_t i = 0; i < width; i += VL, which ^= 1) {
-            vf v = round_as(type, load_n(type, x, i, width - i) + load_n(type, residual, i, width - i));
-            store_n(type, sum, i, width - i, v);
-            squares[which] = vfma(v, v, squares[which]);
+    const char *residual = a->residual ? a->residual + row * width * bytes : 0;
+    char *sum = a->residual ? a->new_residual + row * width * bytes : 0;
+    vf even = vset(0), odd = vset(0); /* two chains of additions, to hide their latency */
+    int64_t i = 0;
+    for (; i + 2 * VL <= width; i += 2 * VL) {
+        vf u = load_as(type, x, i), v = load_as(type, x, i + VL);
+        if (residual) {
+            u = round_as(type, u + load_as(type, residual, i));
+            v = round_as(type, v + load_as(type, residual, i + VL));
+            store_as(type, sum, i, u);
+            store_as(type, sum, i + VL, v);
         }
-        source = sum;
-    } else {
-        for (int64_t i = 0; i < width; i += VL, which ^= 1) {
-            vf v = load_n(type, x, i, width - i);
-            squares[which] = vfma(v, v, squares[which]);
+        even = vfma(u, u, even);
+        odd = vfma(v, v, odd);
+    }
+    for (; i < width; i += VL) {
+        vf u = load_n(type, x, i, width - i);
+        if (residual) {
+            u = round_as(type, u + load_n(type, residual, i, width - i));
+            store_n(type, sum, i, width - i, u);
         }
+        even = vfma(u, u, even);
     }
-    vf factor = vset(1.0f / sqrtf(vsum(squares[0] + squares[1]) / (float)width + a->eps));
-    for (int64_t i = 0; i < width; i += VL) {
-        vf v = round_as(type, load_n(type, source, i, width - i) * factor);
-        store_n(type, out, i, width - i, v * load_n(type, a->weight, i, width - i));
-    }
+    if (residual) x = sum;
+    vf factor = vset(1.0f / sqrtf(vsum(even + odd) / (float)width + a->eps));
+    for (i = 0; i + VL <= width; i += VL)
+        store_as(type, out, i, round_as(type, load_as(type, x, i) * factor) * load_as(type, a->weight, i));
+    if (i < width)
+        store_tail(type, out, i, width - i, round_as(type, load_tail(type, x, i, width - i) * factor) * load_tail(type, a->weight, i, width - i));
 }
 
 static void norm_rows(void *context, int64_t begin, int64_t end) {

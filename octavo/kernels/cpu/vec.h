@@ -110,14 +110,21 @@ INLINE float vhmax(vf v) {
     return x[0];
 }
 
-/* 2^x, about 1 ulp; 0 below -126, saturated above 127; NaN stays NaN. exp2(0) is exactly 1.
+/* 2^x, about 1 ulp; 0 where the result would be too small, huge or infinite where too large; NaN stays NaN. exp2(0) is exactly 1.
  * x = n + r with r in [-0.5, 0.5]; 2^r by the Taylor polynomial of degree 7 in r ln 2. */
 INLINE vf vexp2(vf x) {
+#if defined(ISA_AVX512)
+    __m512 y = _mm512_max_ps(_mm512_set1_ps(-200.0f), (__m512)x); /* a NaN in the second operand stays */
+    y = _mm512_min_ps(_mm512_set1_ps(200.0f), y);
+    const __m512 whole = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    vf n = (vf)whole, r = (vf)y - n;
+#else
     vi tiny = x < vset(-126.0f);
     x = vclamp(x, -126.0f, 127.0f);
     vf shifted = x + vset(12582912.0f); /* 1.5 * 2^23: the integer nearest to x stands in the low bits */
     vf n = shifted - vset(12582912.0f);
     vf r = x - n;
+#endif
     vf p = vset(1.52527338e-5f);
     p = vfma(p, r, vset(1.54035304e-4f));
     p = vfma(p, r, vset(1.33335581e-3f));
@@ -126,8 +133,12 @@ INLINE vf vexp2(vf x) {
     p = vfma(p, r, vset(2.40226507e-1f));
     p = vfma(p, r, vset(6.93147181e-1f));
     p = vfma(p, r, vset(1.0f));
+#if defined(ISA_AVX512)
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
     vi bits = ((vi)shifted - (vi)vset(12582912.0f) + 127) << 23;
     return vselect(tiny, vset(0.0f), p * (vf)bits);
+#endif
 }
 
 #define LOG2E 1.44269504088896341f
@@ -147,6 +158,16 @@ INLINE vu to_bf16(vf x) { /* round to nearest even; NaN stays NaN */
     vi nan = x != x;
     return (rounded & ~(vu)nan) | (((u >> 16) | 0x40) & (vu)nan);
 }
+
+#if defined(ISA_AVX512)
+INLINE __m256i narrow_bf16(vf x) {
+#if defined(HAVE_DPBF16)
+    return (__m256i)_mm512_cvtneps_pbh((__m512)x); /* takes denormals (below 1.2e-38) for zero */
+#else
+    return _mm512_cvtepi32_epi16((__m512i)to_bf16(x));
+#endif
+}
+#endif
 
 INLINE vf from_f16(vu h) {
 #if defined(ISA_AVX512)
@@ -176,16 +197,32 @@ INLINE vu to_f16(vf x) { /* round to nearest even; NaN stays NaN */
 /* VL contiguous elements of a type that is a constant where this is inlined; i counts elements. */
 INLINE vf load_as(const int type, const void *p, int64_t i) {
     if (type == F32) return vload((const float *)p + i);
-    vh h;
-    memcpy(&h, (const uint16_t *)p + i, sizeof h);
-    vu u = __builtin_convertvector(h, vu);
-    return type == BF16 ? from_bf16(u) : from_f16(u);
+    const uint16_t *h = (const uint16_t *)p + i;
+#if defined(ISA_AVX512)
+    const __m256i raw = _mm256_loadu_si256((const __m256i *)h);
+    return type == F16 ? (vf)_mm512_cvtph_ps(raw) : from_bf16((vu)_mm512_cvtepu16_epi32(raw));
+#elif defined(ISA_AVX2)
+    const vu wide = (vu)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)h));
+#else
+    vh raw;
+    memcpy(&raw, h, sizeof raw);
+    const vu wide = __builtin_convertvector(raw, vu);
+#endif
+#if !defined(ISA_AVX512)
+    return type == BF16 ? from_bf16(wide) : from_f16(wide);
+#endif
 }
 
 INLINE void store_as(const int type, void *p, int64_t i, vf v) {
     if (type == F32) { vstore((float *)p + i, v); return; }
-    vh h = __builtin_convertvector(type == BF16 ? to_bf16(v) : to_f16(v), vh);
-    memcpy((uint16_t *)p + i, &h, sizeof h);
+    uint16_t *h = (uint16_t *)p + i;
+#if defined(ISA_AVX512)
+    __m256i raw = type == F16 ? _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC) : narrow_bf16(v);
+    _mm256_storeu_si256((__m256i *)h, raw);
+#else
+    vh raw = __builtin_convertvector(type == BF16 ? to_bf16(v) : to_f16(v), vh);
+    memcpy(h, &raw, sizeof raw);
+#endif
 }
 
 /* The same for the last n < VL elements; lanes past them read as zero. */
@@ -212,7 +249,11 @@ INLINE void store_n(const int type, void *p, int64_t i, int64_t n, vf v) {
 
 /* The value that storing and loading again would give. */
 INLINE vf round_as(const int type, vf v) {
-    return type == F32 ? v : type == BF16 ? from_bf16(to_bf16(v)) : from_f16(to_f16(v));
+    if (type == F32) return v;
+#if defined(ISA_AVX512)
+    if (type == BF16) return from_bf16((vu)_mm512_cvtepu16_epi32(narrow_bf16(v)));
+#endif
+    return type == BF16 ? from_bf16(to_bf16(v)) : from_f16(to_f16(v));
 }
 
 #endif
