@@ -1,5 +1,6 @@
 # make serve              install what is missing into .venv and serve the demo model on http://127.0.0.1:8000
 # make serve ARGS="…"     pass flags on, e.g. ARGS="--port 9000 --api-key k" or ARGS="path/to/model"
+# make chat              the same, in the terminal
 # make test               install what tests need and run them all (TESTARGS="tests/cli -x" runs some)
 #
 # Every installing step leaves a stamp in .venv, so that it runs once, and again when its inputs change.

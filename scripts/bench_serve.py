@@ -276,6 +276,7 @@ async def bench(args: argparse.Namespace, server: Server, process: subprocess.Po
     result: dict[str, Any] = {"model": server.model, "input_len": args.input_len, "output_len": args.output_len}
     if process is not None:
         result["start_to_first_answer_s"] = round(time.perf_counter() - started, 2)
+        at_start = memory_bytes(process.pid)
     prompts = Prompts(args.vocab, args.seed)
     await load(server, prompts, max(args.streams), 1, 16, 8)  # warm up every batch size on the way
     rows, errors = [], []
@@ -290,7 +291,7 @@ async def bench(args: argparse.Namespace, server: Server, process: subprocess.Po
         result["clients"] = asdict(row)
         errors += texts
     if process is not None and (memory := memory_bytes(process.pid)) is not None:
-        result["memory_bytes"] = memory | {"kv_cache": args.kv_cache_bytes}
+        result["memory_bytes"] = memory | {"kv_cache": args.kv_cache_bytes, "rss_at_start": at_start["rss"] if at_start else 0}
     result["error_texts"] = sorted(set(errors))[:5]
     return result
 
@@ -332,8 +333,9 @@ def table(result: dict[str, Any]) -> str:
         memory = result["memory_bytes"]
         gb = {name: value / 1e9 for name, value in memory.items()}
         lines.append(
-            f"Resident memory of all processes after these runs: {gb['rss']:.2f} GB (shared pages counted once: {gb['pss']:.2f} GB); "
-            f"without the KV cache of {gb['kv_cache']:.2f} GB: {gb['rss'] - gb['kv_cache']:.2f} GB ({gb['pss'] - gb['kv_cache']:.2f} GB)."
+            f"Resident memory of all processes: {gb['rss_at_start']:.2f} GB after the first answer, {gb['rss']:.2f} GB after these runs "
+            f"(shared pages counted once: {gb['pss']:.2f} GB); without the KV cache of {gb['kv_cache']:.2f} GB, if they touched all of it: "
+            f"{gb['rss'] - gb['kv_cache']:.2f} GB ({gb['pss'] - gb['kv_cache']:.2f} GB)."
         )
     return "\n".join(lines)
 

@@ -36,15 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    options.start_logging(args)
-    backend = open_backend(args)
+    backend = open_backend(args, options.start_logging(args))
     try:
         return Conversation(backend, args.system).run()
     finally:
         backend.close()
 
 
-def open_backend(args: argparse.Namespace) -> ChatBackend:
+def open_backend(args: argparse.Namespace, log_level: str) -> ChatBackend:
     """The server or model that the command line names. Raises ConfigError, ModelError, OctavoError."""
     sampling = sampling_flags.chosen(args)
     sampling_flags.build({"max_tokens": None} | sampling)
@@ -63,7 +62,7 @@ def open_backend(args: argparse.Namespace) -> ChatBackend:
     config = options.check_engine(engine | {"model": model})
     if model is None:
         print(options.DEMO_LINE, file=sys.stderr)
-    return LocalBackend(config, sampling=sampling)
+    return LocalBackend(config, sampling=sampling, log_level=log_level)
 
 
 class Conversation:

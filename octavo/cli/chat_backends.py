@@ -156,12 +156,14 @@ class LocalBackend:
     The loop has to run while the terminal waits for input, because it also hears whether the engine still lives.
     """
 
-    def __init__(self, config: Any, *, sampling: dict[str, Any] | None = None) -> None:
+    def __init__(self, config: Any, *, sampling: dict[str, Any] | None = None, log_level: str = "warning") -> None:
         import asyncio
         import threading
 
         from octavo.frontend.async_llm import AsyncLLM
+        from octavo.log import StartupProgress
 
+        progress = StartupProgress()
         self._asyncio = asyncio
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="chat-engine", daemon=True)
@@ -169,11 +171,14 @@ class LocalBackend:
         self._count = 0
         self.usage = Usage()
         self._llm: Any = None
+        started = AsyncLLM.start(config, log_level=log_level, on_progress=lambda p: progress(p.stage, p.fraction, p.detail))
         try:
-            self._llm = asyncio.run_coroutine_threadsafe(AsyncLLM.start(config), self._loop).result()
+            self._llm = asyncio.run_coroutine_threadsafe(started, self._loop).result()
         except BaseException:
             self._stop_loop()
             raise
+        finally:
+            progress.close()
         if self._llm.tokenizer is None or self._llm.chat_template is None:
             self.close()
             raise OctavoError("This model has no chat template; use octavo generate.")

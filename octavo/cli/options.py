@@ -64,6 +64,8 @@ def check_engine(values: dict[str, Any]) -> EngineConfig:
     return EngineConfig.from_kwargs(**values)
 
 
-def start_logging(args: argparse.Namespace) -> None:
-    """Logging of a command that is not a server."""
-    setup_logging(args.log_level or env.log_level() or "warning")
+def start_logging(args: argparse.Namespace) -> str:
+    """Logging of a command that is not a server; returns the level."""
+    level: str = args.log_level or env.log_level() or "warning"
+    setup_logging(level)
+    return level

@@ -26,17 +26,16 @@ class BlockPool:
         self._next = [*range(1, num_blocks + 1), 0]
         self._prev = [num_blocks, *range(num_blocks)]
         self._last_touch = [-1] * num_blocks  # the last step that may read or write a block, as its releasers said
-        self._freeing: list[tuple[int, bool]] = []
+        self._freeing: dict[int, bool] = {}  # block -> keep, in the order of release
         self._step = 0
 
     def begin_step(self, step: int) -> None:
         """From here on allocations are for ``step``: blocks that only earlier steps touch become free."""
         self._step = step
         if self._freeing:
-            freeing, self._freeing = self._freeing, []
-            for block, keep in freeing:
-                if self.refs[block] == 0 and self._next[block] < 0:  # else a prefix hit took it back meanwhile
-                    self._set_free(block, keep)
+            freeing, self._freeing = self._freeing, {}
+            for block, keep in freeing.items():
+                self._set_free(block, keep)
 
     def allocate(self) -> int:
         """Take the least recently used free block, with one reference. The caller has looked at ``num_free``."""
@@ -49,8 +48,11 @@ class BlockPool:
 
     def ref(self, block: int) -> None:
         """Add a reference; a free or freeing block (a prefix hit) is used again."""
-        if self.refs[block] == 0 and self._next[block] >= 0:
-            self._unlink(block)
+        if self.refs[block] == 0:
+            if self._next[block] >= 0:
+                self._unlink(block)
+            else:
+                del self._freeing[block]
         self.refs[block] += 1
 
     def unref(self, block: int, last_touch: int, keep: bool) -> None:
@@ -80,11 +82,11 @@ class BlockPool:
 
     @property
     def num_freeing(self) -> int:
-        return len({b for b, _ in self._freeing if self.refs[b] == 0 and self._next[b] < 0})
+        return len(self._freeing)
 
     def _set_free(self, block: int, keep: bool) -> None:
         if self._last_touch[block] >= self._step:
-            self._freeing.append((block, keep))
+            self._freeing[block] = keep
             return
         end = self.num_blocks
         before = self._prev[end] if keep else end

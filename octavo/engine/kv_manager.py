@@ -162,7 +162,13 @@ class KVManager:
         seq.num_computed = seq.num_prefill = seq.num_published = seq.writable = 0
         seq.publish_at = NEVER
 
+    def distrust(self, seq: Sequence) -> None:
+        """Unpublish all blocks of a sequence whose run went wrong, so that its K and V can hurt nobody else."""
+        for block in seq.blocks:
+            self.cache.forget(block)
+
     def reset_prefix_cache(self) -> None:
+        """Forget all that is published; what running sequences have computed so far will not be published either."""
         self.cache.reset()
 
     def _allocate(self) -> int:

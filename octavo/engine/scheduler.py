@@ -109,7 +109,7 @@ class Scheduler:
         return bool(self.requests or self.in_flight or self._ready)
 
     def snapshot(self) -> EngineStats:
-        """Statistics as of now, in an object of their own."""
+        """Statistics as of now, in an object of their own. Running and waiting count sequences; a prompt counts once."""
         stats, kv = self.stats, self.kv
         return EngineStats(
             num_running=len(self.running),
@@ -313,7 +313,7 @@ class Scheduler:
             )
             if logprobs is not None and logprobs[i] is not None:
                 delta.logprobs = [logprobs[i]]
-            if length == seq.num_prompt + 1 and request.prompt_logprobs is not None:
+            if request.prompt_logprobs is not None:  # the request's first token, from its leader
                 delta.prompt_logprobs = request.take_prompt_logprobs()
             if length >= seq.publish_at:
                 self.kv.publish(seq)
@@ -337,6 +337,7 @@ class Scheduler:
                 raise RuntimeError(f"the executor reports an error for row {row}, which step {record.step} does not name: {message}")
             live = owners[row].request.live
             for seq in reversed(live):
+                self.kv.distrust(seq)
                 self._end(seq)
             deltas.extend(self._delta(seq, [], "error", error=message) for seq in live)
 

@@ -59,8 +59,7 @@ def resolve_model(
     if local.exists():
         if revision is not None:
             raise ModelError(f"--revision {revision} was given, but {model} is a local path; revisions exist on the hub only.")
-        _check_local(local)
-        return str(local)
+        return _local_model(local)
     wanted = _parse_hub_id(model)
     if wanted is None:
         raise ModelError(f"{model} does not exist{_near_miss(local)}. A model is a folder, a .gguf file, or a hub id such as org/name.")
@@ -95,14 +94,17 @@ def _demo_model() -> str:
     )
 
 
-def _check_local(path: Path) -> None:
-    """A file must be GGUF, a folder must hold a configuration; which weights it needs depends on the load format."""
+def _local_model(path: Path) -> str:
+    """A .gguf file, or a folder with a configuration (which weights it needs depends on the load format) or with one GGUF model."""
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{path} is not a .gguf file; for other formats pass the folder that holds config.json and the weights.")
-        return
-    if not (path / "config.json").is_file() and not gguf_files(path):
+        return str(path)
+    if (path / "config.json").is_file():
+        return str(path)
+    if not gguf_files(path):
         raise ModelError(f"{path} is not a model folder: it has neither config.json nor a .gguf file; {describe_folder(path)}.")
+    return find_weights(path, "gguf")[0]
 
 
 def _near_miss(path: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from octavo.sampling.feature import LogitFeature, StepInputs
+from octavo.sampling.feature import LogitFeature, StepInputs, upload
 from octavo.sampling.logprobs import resolve_count
 from octavo.sampling.masks import AllowedTokens, BadWords, LogitBias, MinTokens
 from octavo.sampling.penalties import Penalties
@@ -124,15 +124,15 @@ class SamplingState:
         return self._selection
 
     def inputs(self, selection: Selection, positions: Sequence[int]) -> StepInputs:
-        position_index = torch.tensor(positions, dtype=torch.int64, device=self.device)
-        return StepInputs(selection.rows, positions, selection.row_index, position_index)
+        """The step's positions on the device, beside what ``select`` prepared."""
+        return StepInputs(selection.rows, positions, selection.row_index, upload(positions, torch.int64, self.device))
 
     def _select(self, rows: tuple[int, ...]) -> Selection:
         missing = [row for row in rows if row not in self._used]
         if missing or len(set(rows)) != len(rows):
             raise KeyError(f"rows to sample must be initialized and distinct; not initialized: {missing}, asked: {list(rows)}")
         self._upload()
-        row_index = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        row_index = upload(rows, torch.int64, self.device)
         floats = self._mirror_floats[list(rows)].reshape(-1, _NUM_COLUMNS)
         top_k = self._mirror[list(rows), _TOP_K]
         greedy = floats[:, _TEMPERATURE] == 0.0
@@ -147,12 +147,12 @@ class SamplingState:
             full=self._group(row_index, ~greedy & ~cut, top_k),
             truncated=self._group(row_index, cut, top_k),
             everything=None if greedy.all() else self._group(row_index, np.ones_like(greedy), top_k),
-            is_greedy=torch.from_numpy(greedy).to(self.device),
+            is_greedy=upload(greedy, torch.bool, self.device),
             logprobs=[(i, self._logprobs[row]) for i, row in enumerate(rows) if row in self._logprobs],
         )
 
     def _index(self, members: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(members.nonzero()[0]).to(self.device)
+        return upload(members.nonzero()[0], torch.int64, self.device)
 
     def _group(self, row_index: torch.Tensor, members: np.ndarray, top_k: np.ndarray) -> DrawGroup | None:
         if not members.any():
@@ -167,7 +167,7 @@ class SamplingState:
             packed[:, _TOP_K].contiguous(),
             floats[:, _TOP_P].contiguous(),
             floats[:, _MIN_P].contiguous(),
-            first_candidates(top_k[members].tolist(), self.vocab_size),
+            first_candidates(top_k[members].tolist()),
         )
         return DrawGroup(index, params, packed[:, _KEY].contiguous())
 
@@ -176,5 +176,5 @@ class SamplingState:
             return
         dirty = sorted(self._dirty)
         self._dirty.clear()
-        index = torch.tensor(dirty, dtype=torch.int64, device=self.device)
-        self._packed.index_copy_(0, index, torch.from_numpy(self._mirror[dirty]).to(self.device))
+        index = upload(dirty, torch.int64, self.device)
+        self._packed.index_copy_(0, index, upload(self._mirror[dirty], torch.int64, self.device))

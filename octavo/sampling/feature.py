@@ -25,6 +25,13 @@ class StepInputs:
     position_index: torch.Tensor
 
 
+def upload(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A (nested) list, or a CPU tensor, as a tensor on the device. To a GPU through pinned memory: an ordinary copy would
+    make the host wait for all that is queued there."""
+    host = torch.as_tensor(values, dtype=dtype)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+
 class LogitFeature(Protocol):
     """A sampling option that edits logits. One class holds the data of all rows that use it.
 
@@ -76,8 +83,8 @@ class RowEntries:
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def set(self, row: int, token_ids: Sequence[int], values: Sequence[float] | None = None) -> None:
-        ids = torch.tensor(token_ids, dtype=torch.int64, device=self._device)
-        self._rows[row] = (ids, None if values is None else torch.tensor(values, dtype=torch.float32, device=self._device))
+        ids = upload(token_ids, torch.int64, self._device)
+        self._rows[row] = (ids, None if values is None else upload(values, torch.float32, self._device))
 
     def clear(self, row: int) -> None:
         self._rows.pop(row, None)
@@ -88,8 +95,8 @@ class RowEntries:
         users = [(i, *self._rows[row]) for i, row in enumerate(rows) if row in self._rows]
         if not users:
             return None
-        batch = torch.tensor([i for i, _, _ in users], dtype=torch.int64, device=self._device)
-        sizes = torch.tensor([len(ids) for _, ids, _ in users], dtype=torch.int64, device=self._device)
+        batch = upload([i for i, _, _ in users], torch.int64, self._device)
+        sizes = upload([len(ids) for _, ids, _ in users], torch.int64, self._device)
         total = sum(len(ids) for _, ids, _ in users)
         owner = torch.repeat_interleave(batch, sizes, output_size=total)  # output_size: known here, so no wait for the device
         flat = owner * self._vocab_size + torch.cat([ids for _, ids, _ in users])

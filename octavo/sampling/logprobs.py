@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
+from octavo.sampling.feature import upload
 from octavo.sampling.truncation import top_candidates
 from octavo.types import TokenLogprobs
 
 LEAST_LOGPROB = -9999.0  # stands for -inf and NaN, which JSON can't carry
+_RANK_CANDIDATES = 64  # nearly all sampled tokens are among so many best
 _CHUNK_ELEMENTS = 2**22  # logits that prompt_logprobs works on at a time (16 MiB of float32, a few times over)
 
 
@@ -35,15 +37,33 @@ def gather_logprobs(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> L
 
     Values are finite whatever the logits hold: what is not, or is less, becomes ``LEAST_LOGPROB``.
     """
-    logits = torch.where(logits.isnan(), float("-inf"), logits) if logits.device.type != "cpu" or bool(logits.isnan().any()) else logits
     logprobs = logits.log_softmax(-1)
+    on_cpu = logits.device.type == "cpu"
+    if not on_cpu or bool(logprobs[:, 0].isnan().any()):  # one NaN or +inf in a row makes all of its log_softmax NaN
+        logits = torch.where(logits.isnan(), float("-inf"), logits)
     token = tokens[:, None]
-    own = logits.gather(1, token)
-    before = torch.arange(logits.shape[1], device=logits.device) < token
-    ranks = ((logits > own) | ((logits == own) & before)).sum(-1) + 1
-    ids = token if count == 0 else torch.cat([token, top_candidates(logits, count)[1]], dim=1)
+    best = top_candidates(logits, min(max(count, _RANK_CANDIDATES if on_cpu else 0), logits.shape[1]))[1] if count or on_cpu else None
+    ranks = _ranks_from_best(logits, tokens, best) if on_cpu else _ranks(logits, tokens)
+    ids = token if count == 0 else torch.cat([token, best[:, :count]], dim=1)
     values = logprobs.gather(1, ids).nan_to_num_(LEAST_LOGPROB, LEAST_LOGPROB, LEAST_LOGPROB).clamp_(min=LEAST_LOGPROB)
     return LogprobsTensors(ids, values, ranks)
+
+
+def _ranks(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """1-based rank of tokens[i] in logits[i], in the order (logit descending, id ascending): int64 [L]."""
+    own = logits.gather(1, tokens[:, None])
+    before = torch.arange(logits.shape[1], device=logits.device) < tokens[:, None]
+    return ((logits > own) | ((logits == own) & before)).sum(-1) + 1
+
+
+def _ranks_from_best(logits: torch.Tensor, tokens: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    """``_ranks``, read off the best tokens [L, C] where they hold the token; only the other rows are counted through."""
+    hit = best == tokens[:, None]
+    ranks = hit.int().argmax(-1) + 1
+    missing = (~hit.any(-1)).nonzero().view(-1)
+    if len(missing):
+        ranks[missing] = _ranks(logits[missing], tokens[missing])
+    return ranks
 
 
 def resolve_count(logprobs: int, vocab_size: int) -> int:
@@ -66,6 +86,6 @@ def prompt_logprobs(logits: torch.Tensor, next_token_ids: Sequence[int], k: int)
     result: list[TokenLogprobs] = []
     for start in range(0, len(next_token_ids), chunk):
         part = logits[start : start + chunk].float().contiguous()
-        tokens = torch.tensor(next_token_ids[start : start + chunk], dtype=torch.int64, device=logits.device)
+        tokens = upload(next_token_ids[start : start + chunk], torch.int64, logits.device)
         result += gather_logprobs(part, tokens, count).to_host([count] * len(tokens))
     return result

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.sampling.feature import Entries, RowEntries, SlotPool, StepInputs, grown
+from octavo.sampling.feature import Entries, RowEntries, SlotPool, StepInputs, grown, upload
 from octavo.types import RowInit
 
 NEG_INF = float("-inf")
@@ -101,7 +101,7 @@ class MinTokens:
         if entries is None:
             return None
         ends = [self._end.get(row) for row in rows]
-        per_row = torch.tensor([end or 0 for end in ends], dtype=torch.int64, device=self._device)
+        per_row = upload([end or 0 for end in ends], torch.int64, self._device)
         return _MinTokensSelection(entries, ends, per_row[entries.owner])
 
     def apply(self, logits: torch.Tensor, selection: _MinTokensSelection, step: StepInputs) -> None:
@@ -158,7 +158,7 @@ class BadWords:
         self._widen(history)
         width = self._recent.shape[1]
         tail = ((init.prompt_token_ids[-width:]) + init.output_token_ids)[-width:]
-        self._recent[slot] = torch.tensor([_NONE] * (width - len(tail)) + tail, dtype=torch.int64, device=self._device)
+        self._recent[slot] = upload([_NONE] * (width - len(tail)) + tail, torch.int64, self._device)
 
     def _widen(self, history: int) -> None:
         """Make room for longer words; rows that are there keep their newest tokens at the right."""
@@ -179,7 +179,7 @@ class BadWords:
         width = self._recent.shape[1]
 
         def tensor(values: list) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=self._device)
+            return upload(values, torch.int64, self._device)
 
         owner = tensor([i for i, _, _ in words])
         flat = owner * self._vocab_size + tensor([word[-1] for _, _, word in words])

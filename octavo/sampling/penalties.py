@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.sampling.feature import SlotPool, StepInputs, grown
+from octavo.sampling.feature import SlotPool, StepInputs, grown, upload
 from octavo.types import RowInit
 
 _IN_PROMPT = 1 << 30  # bit of a count; the bits below count outputs
@@ -60,7 +60,7 @@ class Penalties:
             return
         prompt = list(dict.fromkeys(init.prompt_token_ids)) if p.repetition_penalty != 1.0 else []
         slot = self._slots.take(init.row)
-        listed = torch.tensor(prompt + init.output_token_ids, dtype=torch.int64, device=self._device)
+        listed = upload(prompt + init.output_token_ids, torch.int64, self._device)
         self._counts = grown(self._counts, slot + 1, 0)
         self._listed = grown(grown(self._listed, slot + 1, 0), len(listed) + 1, 1)
         self._listed[slot, : len(listed)] = listed
@@ -87,11 +87,11 @@ class Penalties:
             return None
 
         def tensor(values: list[int]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=self._device)
+            return upload(values, torch.int64, self._device)
 
         bases = [self._base[row] for _, row in users]
         batch = [i for i, _ in users]
-        values = torch.tensor([self._values[row] for _, row in users], dtype=torch.float32, device=self._device)
+        values = upload([self._values[row] for _, row in users], torch.float32, self._device)
         repetition, frequency, presence = (column[:, None] for column in values.unbind(1))
         slots = tensor([self._slots.slot_of[row] for _, row in users])
         return _Selection(tensor(batch), batch, slots, bases, tensor(bases), repetition, frequency, presence)

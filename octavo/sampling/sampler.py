@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from octavo.sampling.batch import DrawGroup, SamplingState, Selection
-from octavo.sampling.feature import StepInputs
+from octavo.sampling.feature import StepInputs, upload
 from octavo.sampling.logprobs import LogprobsTensors, gather_logprobs
 from octavo.sampling.random import uniforms
 from octavo.sampling.truncation import draw_from_candidates, draw_from_weights, full_weights, kept_weights, repair
@@ -62,6 +62,11 @@ class Sampler:
         KeyError for rows that are not initialized or named twice.
         """
         selection, step, logits = self._begin(logits, rows, positions)
+        return self.run(logits, selection, step)
+
+    @torch.inference_mode()
+    def run(self, logits: torch.Tensor, selection: Selection, step: StepInputs) -> SampleOutput:
+        """``sample`` after its host part: what a graph captures. logits: float32 [R, V], contiguous; may be overwritten."""
         raw = self._raw_logits(logits, selection)
         for feature, chosen in selection.features:
             feature.apply(logits, chosen, step)
@@ -83,9 +88,7 @@ class Sampler:
         weights = kept_weights(logits, selection.everything.params).double()
         return torch.where(selection.is_greedy[:, None], certain, weights / weights.sum(-1, keepdim=True))
 
-    def _begin(
-        self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]
-    ) -> tuple[Selection, StepInputs, torch.Tensor]:
+    def _begin(self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> tuple[Selection, StepInputs, torch.Tensor]:
         expected = (len(rows), self.state.vocab_size)
         if tuple(logits.shape) != expected or logits.dtype != torch.float32 or len(positions) != len(rows):
             raise ValueError(
@@ -137,7 +140,7 @@ class Sampler:
             wanted = [(i, k) for i, k in selection.logprobs if (k == self.state.vocab_size) == everything]
             if wanted:
                 indices = [i for i, _ in wanted]
-                raw = logits[torch.tensor(indices, device=logits.device)] if selection.features else None
+                raw = logits[upload(indices, torch.int64, logits.device)] if selection.features else None
                 groups.append((indices, [k for _, k in wanted], raw))
         return groups
 
@@ -145,7 +148,7 @@ class Sampler:
         self, part: tuple[list[int], list[int], torch.Tensor | None], logits: torch.Tensor, tokens: torch.Tensor
     ) -> LogprobsGroup:
         indices, counts, raw = part
-        index = torch.tensor(indices, device=logits.device)
+        index = upload(indices, torch.int64, logits.device)
         raw = logits[index] if raw is None else raw
         return LogprobsGroup(indices, counts, gather_logprobs(raw, tokens[index], max(counts)))
 

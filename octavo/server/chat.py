@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from starlette.types import Scope
 
+from octavo.errors import RequestError
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.server import sse
 from octavo.server.generation import Choice, EventStream, GenerationEndpoint, Job
@@ -26,7 +27,12 @@ class ChatEndpoint(GenerationEndpoint):
         model = self.context.check_model(request.model)
         params = chat_params(request, self.context)
         prompt = await chat_prompt(request, self.context)
-        return Job(self.context, request, self.response_id(request, scope), model, [prompt], params, start)
+        try:
+            return Job(self.context, request, self.response_id(request, scope), model, [prompt], params, start)
+        except RequestError as error:
+            if error.param == "prompt":  # what the engine knows as the prompt came as messages
+                error.param = "messages"
+            raise
 
     async def answer(self, job: Job) -> bytes:
         request: ChatRequest = job.request  # type: ignore[assignment]

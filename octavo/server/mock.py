@@ -324,3 +324,25 @@ class MockEngine:
                 self.fail_after -= 1
                 if self.fail_after <= 0:
                     self.die()
+
+
+def main() -> None:
+    """``python -m octavo.server.mock PORT [TICK_SECONDS]``: the whole server, with the mock for an engine."""
+    import logging
+    import sys
+
+    from octavo.config import EngineConfig, ServerOptions
+    from octavo.server.run import serve
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    tick = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
+
+    async def start(config: EngineConfig, options: ServerOptions) -> MockEngine:
+        return MockEngine(tick_s=tick, length=1000, max_model_len=8192)
+
+    options = ServerOptions(port=int(sys.argv[1]), served_model_name=("mock-model",), disable_log_requests=True)
+    serve(EngineConfig(), options, start_engine=start)
+
+
+if __name__ == "__main__":
+    main()

@@ -61,9 +61,11 @@ def api_keys(options: ServerOptions) -> tuple[str, ...]:
 
 def bind(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet: clients are refused, rather than kept waiting, until the model is loaded."""
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--port must be between 0 (any free one) and 65535, got {port}.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except (socket.gaierror, OverflowError) as error:
+    except socket.gaierror as error:
         raise ConfigError(f"Cannot listen on {host}:{port}: {error}. Check --host and --port.") from None
     sock = socket.socket(family, kind, protocol)
     try:

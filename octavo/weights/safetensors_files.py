@@ -29,9 +29,9 @@ def iterate_safetensors(
             if name in seen:
                 raise ModelError(f"Tensor {name} is both in {seen[name]} and in {file}.")
             seen[name] = file
+            done += tensor.nbytes
             if dtype is not None and tensor.is_floating_point():
                 tensor = tensor.to(dtype)
-            done += tensor.nbytes
             yield name, tensor.to(device)
             if progress is not None:
                 progress(min(done / total, 1.0))

@@ -85,7 +85,9 @@ def test_load(bench: ModuleType) -> None:
     assert all(body["ignore_eos"] and body["temperature"] == 0 and len(body["prompt"]) == 16 for body in small.bodies)
 
 
-@pytest.mark.parametrize(("fault", "text"), [("status", "503 Busy: no room"), ("cut", "0 of 10 tokens, broken off"), ("short", "9 of 10 tokens, complete")])
+@pytest.mark.parametrize(
+    ("fault", "text"), [("status", "503 Busy: no room"), ("cut", "0 of 10 tokens, broken off"), ("short", "9 of 10 tokens, complete")]
+)
 def test_faults_are_counted(bench: ModuleType, fault: str, text: str) -> None:
     work = lambda port: bench.load(bench.Server("127.0.0.1", port, "m"), bench.Prompts(1000, 1), 2, 1, 4, 10)  # noqa: E731
     row, errors = with_server(SmallServer(fault=fault), work)

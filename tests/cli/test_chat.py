@@ -18,6 +18,7 @@ from octavo.cli.main import main
 from octavo.config import EngineConfig
 from octavo.errors import ModelError, OctavoError, RequestError
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.types import EngineProgress
 
 Input = Callable[..., None]
 
@@ -270,7 +271,8 @@ class FakeAsyncLLM:
 def local(fake_module: Callable[..., Any]) -> FakeAsyncLLM:
     llm = FakeAsyncLLM()
 
-    async def start(config: EngineConfig) -> FakeAsyncLLM:
+    async def start(config: EngineConfig, *, log_level: str, on_progress: Callable[[Any], None]) -> FakeAsyncLLM:
+        on_progress(EngineProgress(stage="weights", fraction=1.0))
         if config.model == "missing":
             raise ModelError("no such model")
         return llm
@@ -318,3 +320,4 @@ def test_chat_command_with_the_demo_model(local: FakeAsyncLLM, typed: Input, cap
     assert main(["chat"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "hi\n" and "embedded demo model" in captured.err
+    assert "weights 100%" in captured.err

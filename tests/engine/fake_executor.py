@@ -77,7 +77,9 @@ class FakeExecutor:
 
     num_cpu_blocks = 0
 
-    def __init__(self, num_blocks: int, block_size: int, max_rows: int, budget: int, vocab: int, steps_ahead: int, lazy: bool = False) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, max_rows: int, budget: int, vocab: int, steps_ahead: int, lazy: bool = False
+    ) -> None:
         self.steps_ahead, self.num_blocks, self.block_size = steps_ahead, num_blocks, block_size
         self.max_rows, self.budget, self.vocab, self.lazy = max_rows, budget, vocab, lazy
         self.kv = [[-1 - block * block_size - i for i in range(block_size)] for block in range(num_blocks)]

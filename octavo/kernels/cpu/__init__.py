@@ -1,0 +1,1 @@
+"""The CPU kernels: C sources, their build, and the loaded library."""
