@@ -35,7 +35,7 @@ class _Step:
 class _Layer:
     """A layer bound to its cache."""
 
-    __slots__ = ("address", "args", "dtype", "key", "layer", "cache", "width")
+    __slots__ = ("address", "args", "cache", "dtype", "key", "layer", "width")
 
     def __init__(self, layer: AttentionLayerSpec, cache: KVCache, dtype: torch.dtype) -> None:
         self.layer, self.cache, self.dtype = layer, cache, dtype
