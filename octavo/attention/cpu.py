@@ -35,7 +35,7 @@ class _Step:
 class _Layer:
     """A layer bound to its cache."""
 
-    __slots__ = ("address", "args", "dtype", "key", "layer", "cache", "width")
+    __slots__ = ("address", "args", "cache", "dtype", "key", "layer", "width")
 
     def __init__(self, layer: AttentionLayerSpec, cache: KVCache, dtype: torch.dtype) -> None:
         self.layer, self.cache, self.dtype = layer, cache, dtype
@@ -72,6 +72,8 @@ class CpuAttention:
     def forward(self, qkv: torch.Tensor, layer: AttentionLayerSpec, kv_cache: KVCache, context: ForwardContext) -> torch.Tensor:
         """See AttentionBackend. Rows past the step's tokens (padding) become zero. IndexError for ids or slots out of range."""
         metadata = context.attention
+        if not qkv.is_contiguous():
+            qkv = qkv.contiguous()
         bound = self._bind(qkv, layer, kv_cache, metadata)
         if bound is None:
             return _forward_reference(qkv, layer, kv_cache, metadata)
@@ -100,7 +102,7 @@ class CpuAttention:
         if self._kernels is None:
             return None
         bound = self._layers.get(id(layer))
-        if bound is not None and bound.layer is layer and bound.cache is kv_cache and bound.dtype is qkv.dtype and qkv.is_contiguous():
+        if bound is not None and bound.layer is layer and bound.cache is kv_cache and bound.dtype is qkv.dtype:
             return bound
         if not usable(qkv, layer, kv_cache, metadata.block_size):
             return None
@@ -109,7 +111,6 @@ class CpuAttention:
 
 
 def _forward_reference(qkv: torch.Tensor, layer: AttentionLayerSpec, kv_cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:
-    qkv = qkv.contiguous()
     rope_and_write_kv_reference(qkv, layer, kv_cache, metadata)
     out = qkv.new_empty(qkv.shape[0], layer.num_heads * layer.head_dim)
     return paged_attention_reference(qkv, layer, kv_cache, metadata, out)

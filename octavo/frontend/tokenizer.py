@@ -249,6 +249,9 @@ def _decoder_kind(decoder: Any) -> tuple[str, int]:
 # ---------------------------------------------------------------------------------------------------------------------
 # Loading
 
+# tokenizer.json itself says which special tokens are added around a text. Configurations of these classes overrule it:
+# their authors set the flags for a library that built the rule from them (some have a tokenizer.json without the rule).
+_CLASSES_WITH_BOS_FLAGS = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json", "*.model")
 _CONVERT = (
     "Convert it once, where transformers and sentencepiece are installed: python -c \"from transformers import AutoTokenizer as T; "
@@ -366,9 +369,9 @@ def _apply_config(built: BuiltTokenizer, folder: str) -> None:
         extra = list(named.values())
     texts = [text for value in extra if (text := _token_text(value)) and built.backend.token_to_id(text) is not None]
     built.backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in texts if not known.get(text)])
-    for flag in ("add_bos", "add_eos"):
-        if isinstance(config.get(flag + "_token"), bool):
-            setattr(built, flag, config[flag + "_token"])
+    flags = {name: config[name] for name in ("add_bos_token", "add_eos_token") if isinstance(config.get(name), bool)}
+    if flags and (built.add_bos is not None or str(config.get("tokenizer_class", "")).removesuffix("Fast") in _CLASSES_WITH_BOS_FLAGS):
+        built.add_bos, built.add_eos = flags.get("add_bos_token", True), flags.get("add_eos_token", False)
     built.chat_templates.update(_folder_templates(config, folder))
 
 

@@ -394,16 +394,21 @@ def test_folders_equal_transformers(name: str, tmp_path: Path) -> None:
     assert tokenizer.vocab_size == len(truth)
 
 
-@pytest.mark.parametrize(("bos", "eos"), [(True, True), (True, False), (False, True), (False, False), (None, None)])
-def test_add_bos_and_eos(bos: bool | None, eos: bool | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "LlamaTokenizerFast"])
+@pytest.mark.parametrize(("bos", "eos"), [(True, True), (True, False), (False, True), (False, False), (None, None), (None, True)])
+def test_add_bos_and_eos(bos: bool | None, eos: bool | None, kind: str, tmp_path: Path) -> None:
+    """tokenizer.json has the rule, as transformers holds too; a Llama configuration's explicit flags count for more."""
     backend = byte_level_bpe()
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     flags = {key: value for key, value in (("add_bos_token", bos), ("add_eos_token", eos)) if value is not None}
-    path = save(tmp_path, backend, tokenizer_class="PreTrainedTokenizerFast", bos_token="<s>", eos_token={"__type": "AddedToken", "content": "</s>"}, **flags)
+    eos_token = {"__type": "AddedToken", "content": "</s>"}
+    path = save(tmp_path, backend, tokenizer_class=kind, bos_token="<s>", eos_token=eos_token, **flags)
     ids = load_tokenizer(path).encode("x")
-    assert ids == from_transformers(path, gguf=False).encode("x")
-    assert (ids[0] == 0, ids[-1] == 1) == ((True, False) if bos is None else (bos, eos))
-    assert load_tokenizer(path).encode("x", add_special_tokens=False) == ids[bos in (None, True) : len(ids) - bool(eos)]
+    if kind == "PreTrainedTokenizerFast":
+        assert ids == from_transformers(path, gguf=False).encode("x")
+    flagged = kind == "LlamaTokenizerFast" and (bos, eos) != (None, None)
+    assert (ids[0] == 0, ids[-1] == 1) == ((bos is not False, bool(eos)) if flagged else (True, False))
+    assert len(load_tokenizer(path).encode("x", add_special_tokens=False)) == 1
 
 
 def test_truncation_and_padding_are_off(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kernels.attention_cases import make_layer, make_metadata, rope_table
 
 from octavo.kernels.cpu.library import library
 from octavo.kernels.gelu_and_mul import gelu_and_mul, gelu_and_mul_reference
@@ -10,6 +9,7 @@ from octavo.kernels.kv_cache import make_kv_cache
 from octavo.kernels.rms_norm import rms_norm, rms_norm_reference
 from octavo.kernels.rope_and_write_kv import rope_and_write_kv, rope_and_write_kv_reference
 from octavo.kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
+from tests.kernels.attention_cases import make_layer, make_metadata, rope_table
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 STEP = {torch.float32: 4e-6, torch.bfloat16: 2**-7, torch.float16: 2**-9}  # about two roundings, relative

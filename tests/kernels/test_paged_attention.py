@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 import torch
-from tests.kernels.attention_cases import Case, make_case, make_layer, make_metadata
 
 from octavo.kernels.cpu.library import library
 from octavo.kernels.kv_cache import read_reference
 from octavo.kernels.paged_attention import paged_attention, paged_attention_reference
+from tests.kernels.attention_cases import Case, make_case, make_layer, make_metadata
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 DTYPES = list(TOLERANCE)
