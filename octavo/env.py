@@ -3,6 +3,8 @@
 =====================  ==============================================================================================
 ``OCTAVO_API_KEY``     API keys of the server, separated by commas (``VLLM_API_KEY`` is read too).
 ``OCTAVO_CACHE_DIR``   Where built kernels are kept (default: ``$XDG_CACHE_HOME/octavo``, ``~/.cache/octavo``).
+``OCTAVO_CPU_KERNELS`` 0 runs the torch references instead of the C kernels (tests, and to look for a fault).
+``OCTAVO_STEPS_AHEAD`` 1 runs the GPU's one-step-ahead pipeline on the CPU too (tests).
 ``OCTAVO_LOG_LEVEL``   debug, info, warning or error: how much to log when no flag says it.
 =====================  ==============================================================================================
 """
@@ -10,6 +12,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import MutableMapping
 
 from octavo.errors import ConfigError
 
@@ -44,3 +47,22 @@ def log_level() -> str | None:
 def read_str(name: str) -> str | None:
     """The variable's text without surrounding space; None when it is unset or empty."""
     return os.environ.get(name, "").strip() or None
+
+
+def steps_ahead(default: int) -> int:
+    """How many steps the executor runs ahead of what the host has read: 0 or 1."""
+    text = read_str("OCTAVO_STEPS_AHEAD")
+    if text is None:
+        return default
+    if text not in ("0", "1"):
+        raise ConfigError(f"OCTAVO_STEPS_AHEAD must be 0 or 1; got {text!r}.")
+    return int(text)
+
+
+def share_cores(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let idle OpenMP threads sleep rather than spin; must come before torch is imported.
+
+    A thread that spins at a barrier takes the core that the HTTP process, or whatever else runs, needs to get on: with as
+    many busy processes as cores, steps became several times slower.
+    """
+    environment.setdefault("OMP_WAIT_POLICY", "passive")

@@ -158,13 +158,13 @@ def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
         max_model_len=max_model_len,
         progress=lambda stage, fraction, detail: send(EngineProgress(stage=stage, fraction=fraction, detail=detail)),
     )
-    engine = Engine(config, executor, max_model_len=max_model_len)
+    engine = Engine(config, executor, max_model_len=executor.max_model_len)
     timings.update(executor.timings)
     timings["total"] = round(time.perf_counter() - begun, 3)
     ready = EngineReady(
         num_blocks=executor.num_blocks,
         block_size=config.block_size,
-        max_model_len=max_model_len,
+        max_model_len=executor.max_model_len,
         dtype=str(executor.dtype).removeprefix("torch."),
         device=str(executor.device),
         timings=timings,

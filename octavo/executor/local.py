@@ -10,12 +10,14 @@ from collections.abc import Callable
 
 import torch
 
+from octavo import env
 from octavo.attention.selector import select_backend
 from octavo.config import EngineConfig
 from octavo.distributed.group import Group
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.executor.memory import available_memory, kv_budget
 from octavo.executor.model_runner import ModelRunner, PendingStep
+from octavo.log import kv_cache_line
 from octavo.models.config import ModelConfig
 from octavo.models.loader import load_model
 from octavo.types import StepPlan, StepResult
@@ -75,29 +77,23 @@ class LocalExecutor:
                 backend.make_kv_cache(self.num_blocks, config.block_size, spec.num_kv_heads, spec.head_dim, self.dtype, self.device)
                 for spec in model.attention_layers
             ]
-        tokens = self.num_blocks * config.block_size
-        report(
-            "kv_cache",
-            1.0,
-            f"{self.num_blocks} blocks of {config.block_size} = {tokens} tokens ({self.num_blocks * budget.block_bytes / 2**30:.2f} GiB), "
-            f"{tokens / max_model_len:.1f} requests of {max_model_len} tokens",
-        )
+        # Only --num-gpu-blocks-override can give less than one longest sequence; then no longer one is served.
+        self.max_model_len = min(max_model_len, self.num_blocks * config.block_size)
+        report("KV cache", None, kv_cache_line(self.num_blocks, config.block_size, self.max_model_len))
         self.runner = ModelRunner(
             model,
             backend,
             kv_caches,
             block_size=config.block_size,
             max_rows=config.max_num_seqs,
-            max_model_len=max_model_len,
+            max_model_len=self.max_model_len,
             vocab_size=model_config.vocab_size,
             device=self.device,
         )
         with self._timed("warm_up"):
             report("warm-up", None, "")
             self.runner.warm_up()
-        self.steps_ahead = 0 if on_cpu else 1
-        if os.environ.get("OCTAVO_STEPS_AHEAD"):  # lets tests run the GPU's pipeline on the CPU
-            self.steps_ahead = int(os.environ["OCTAVO_STEPS_AHEAD"])
+        self.steps_ahead = env.steps_ahead(0 if on_cpu else 1)
         self._pending: deque[PendingStep] = deque()
 
     def submit(self, plan: StepPlan) -> None:

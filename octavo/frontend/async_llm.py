@@ -13,16 +13,12 @@ import zmq
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, EngineDeadError, ModelError, OctavoError, OutOfMemoryError, RequestError
-from octavo.frontend.chat_template import ChatTemplate
 from octavo.frontend.engine_process import EngineProcess
 from octavo.frontend.inputs import check_prompt
 from octavo.frontend.output_processor import RequestOutputs
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.params import SamplingParams
-from octavo.frontend.tokenizer import load_tokenizer
-from octavo.models.config import ModelConfig, read_model_config
-from octavo.models.context import resolve_max_model_len
-from octavo.models.hub import resolve_model
+from octavo.frontend.parts import ModelParts, find_model, load_model_parts
 from octavo.types import (
     AbortRequest,
     EngineFailed,
@@ -62,16 +58,14 @@ class _Stream:
 class AsyncLLM:
     """Use ``await AsyncLLM.start(config)``, then ``generate``; ``shutdown`` at the end. One event loop only."""
 
-    def __init__(self, config: EngineConfig, process: EngineProcess, model_path: str, chat_template: str | None) -> None:
+    def __init__(self, config: EngineConfig, process: EngineProcess, parts: ModelParts) -> None:
         self.config = config
         self.process = process
-        self.model_config: ModelConfig = read_model_config(model_path, config.load_format)
-        self.max_model_len = resolve_max_model_len(config.max_model_len, self.model_config)
+        self.model_config = parts.model_config
+        self.tokenizer = parts.tokenizer
+        self.chat_template = parts.chat_template
+        self.max_model_len = parts.max_model_len  # until the engine says what its KV cache can hold
         self.vocab_size = self.model_config.vocab_size
-        self.tokenizer = None if config.skip_tokenizer_init else load_tokenizer(model_path, config.tokenizer)
-        source = chat_template or (self.tokenizer.chat_template if self.tokenizer else None)
-        self.chat_template = ChatTemplate(source, self.tokenizer) if source and self.tokenizer else None
-        self.generation_defaults = self.model_config.generation_defaults if config.generation_config == "auto" else {}
         self.ready: EngineReady | None = None
         self.stats = EngineStats()
         self.on_outputs: list[OutputsHook] = []
@@ -97,10 +91,9 @@ class AsyncLLM:
         ``process``: an engine that was started earlier (the server starts it before its own imports).
         Raises ConfigError, ModelError, OutOfMemoryError as the engine met them; EngineDeadError if it died.
         """
-        model_path = resolve_model(config.model, revision=config.revision, download_dir=config.download_dir)
-        process = process or EngineProcess(config, model_path, log_level)
+        process = process or EngineProcess(config, find_model(config), log_level)
         try:
-            self = cls(config, process, model_path, chat_template)
+            self = cls(config, process, load_model_parts(config, process.model_path, chat_template))
             await self._wait_ready(on_progress)
         except BaseException:
             process.close(timeout_s=0.5)
@@ -215,6 +208,7 @@ class AsyncLLM:
             message = self.process.decode(self.process.pull.recv())
             if isinstance(message, EngineReady):
                 self.ready = message
+                self.max_model_len = message.max_model_len
                 return
             if isinstance(message, EngineFailed):
                 logger.debug("%s", message.traceback)

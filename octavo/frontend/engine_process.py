@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from octavo.config import EngineConfig
+from octavo.env import share_cores
 from octavo.types import EngineInput, EngineOutput
 
 
@@ -22,6 +23,7 @@ class EngineProcess:
     """A child process and two private Unix sockets (in a folder that only this user can enter)."""
 
     def __init__(self, config: EngineConfig, model_path: str, log_level: str = "info") -> None:
+        self.model_path = model_path
         self.folder = tempfile.mkdtemp(prefix="octavo-")
         self.context = zmq.Context()
         self.push = self._bind(zmq.PUSH, "in")
@@ -86,5 +88,6 @@ def _child_environment() -> dict[str, str]:
     root = os.path.dirname(os.path.dirname(os.path.abspath(octavo.__file__)))
     env = dict(os.environ)
     paths = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
+    share_cores(env)
     env["PYTHONPATH"] = os.pathsep.join([root, *(p for p in paths if p != root)])
     return env

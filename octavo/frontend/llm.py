@@ -9,16 +9,14 @@ from typing import Any
 
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
+from octavo.env import share_cores
 from octavo.errors import RequestError
-from octavo.frontend.chat_template import ChatTemplate
+from octavo.frontend.chat_template import ChatTemplate, read_chat_template
 from octavo.frontend.inputs import Prompt, check_prompt, parse_prompts, truncate_prompt
 from octavo.frontend.output_processor import RequestOutputs
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.params import SamplingParams
-from octavo.frontend.tokenizer import load_tokenizer
-from octavo.models.config import read_model_config
-from octavo.models.context import resolve_max_model_len
-from octavo.models.hub import resolve_model
+from octavo.frontend.parts import find_model, load_model_parts
 from octavo.types import GenerateRequest
 
 
@@ -31,17 +29,15 @@ class LLM:
 
     def __init__(self, model: str | None = None, *, tokenizer: str | None = None, chat_template: str | None = None, **options: Any) -> None:
         self.config = EngineConfig.from_kwargs(model=model, tokenizer=tokenizer, **options)
-        path = resolve_model(model, revision=self.config.revision, download_dir=self.config.download_dir)
-        self.model_config = read_model_config(path, self.config.load_format)
-        self.max_model_len = resolve_max_model_len(self.config.max_model_len, self.model_config)
-        self.tokenizer = None if self.config.skip_tokenizer_init else load_tokenizer(path, self.config.tokenizer)
-        source = chat_template or (self.tokenizer.chat_template if self.tokenizer else None)
-        self.chat_template = ChatTemplate(source, self.tokenizer) if source and self.tokenizer else None
+        parts = load_model_parts(self.config, find_model(self.config), chat_template)
+        self.model_config, self.tokenizer, self.chat_template = parts.model_config, parts.tokenizer, parts.chat_template
         self._ids = itertools.count()
 
+        share_cores()
         from octavo.executor.local import LocalExecutor  # imports torch
 
-        self.executor = LocalExecutor(self.config, self.model_config, max_model_len=self.max_model_len)
+        self.executor = LocalExecutor(self.config, self.model_config, max_model_len=parts.max_model_len)
+        self.max_model_len = self.executor.max_model_len
         self.engine = Engine(self.config, self.executor, max_model_len=self.max_model_len)
 
     def get_tokenizer(self) -> Any:
@@ -49,9 +45,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own sampling defaults (generation_config.json), unless ``generation_config="none"``."""
-        defaults = self.model_config.generation_defaults if self.config.generation_config == "auto" else {}
-        known = {k: v for k, v in defaults.items() if k in SamplingParams.__struct_fields__ and k != "max_tokens"}
-        return SamplingParams(**known)
+        return SamplingParams(**self.model_config.generation_defaults)
 
     def generate(
         self,
@@ -84,9 +78,7 @@ class LLM:
         """Answer one conversation (a list of messages) or several (a list of such lists)."""
         if self.tokenizer is None:
             raise RequestError("chat needs a tokenizer, and skip_tokenizer_init is set.")
-        template = ChatTemplate(chat_template, self.tokenizer) if chat_template else self.chat_template
-        if template is None:
-            raise RequestError("This model has no chat template: pass chat_template, or use generate().")
+        template = ChatTemplate(read_chat_template(chat_template), self.tokenizer) if chat_template else self.chat_template
         conversations = messages if messages and isinstance(messages[0], list) else [messages]
         prompts = []
         for conversation in conversations:
@@ -95,7 +87,7 @@ class LLM:
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                **(chat_template_kwargs or {}),
+                template_kwargs=chat_template_kwargs,
             )
             prompts.append(Prompt(text, self.tokenizer.encode(text, add_special_tokens=False)))
         return self._run(prompts, sampling_params, use_tqdm, None)

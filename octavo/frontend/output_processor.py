@@ -88,10 +88,7 @@ class SequenceOutput:
         if not text:
             return False
         assert self.checker is not None
-        if self.num_tokens < self.params.min_tokens:
-            self._emit(text)
-            return False
-        emit, matched = self.checker.push(text)
+        emit, matched = self.checker.push(text, armed=self.num_tokens >= self.params.min_tokens)
         self._emit(emit)
         if matched is None:
             return False

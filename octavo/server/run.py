@@ -14,6 +14,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from octavo import env
 from octavo.config import EngineConfig, ServerOptions
 from octavo.errors import ConfigError
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("octavo.server")
 
-API_KEY_VARIABLE = "OCTAVO_API_KEY"
 KEEP_ALIVE_S = 60  # an idle connection; longer than clients' pools keep theirs, so they close first
 BACKLOG = 4096
 FORCED_EXIT_S = 5.0  # after a second signal the process ends in this time, whatever hangs
@@ -52,11 +52,10 @@ def serve(config: EngineConfig, options: ServerOptions, *, start_engine: StartEn
 
 
 def api_keys(options: ServerOptions) -> tuple[str, ...]:
-    """Keys of --api-key and of OCTAVO_API_KEY. ConfigError for an empty one, which anybody could send."""
+    """Keys of --api-key and of the environment. ConfigError for an empty one, which anybody could send."""
     if any(not key.strip() for key in options.api_key):
         raise ConfigError("--api-key must not be empty.")
-    from_environment = os.environ.get(API_KEY_VARIABLE, "").strip()
-    return tuple(dict.fromkeys((*options.api_key, *((from_environment,) if from_environment else ()))))
+    return tuple(dict.fromkeys((*options.api_key, *env.api_keys())))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -94,9 +93,31 @@ def model_names(config: EngineConfig, options: ServerOptions) -> tuple[str, ...]
 
 
 async def _start_async_llm(config: EngineConfig, options: ServerOptions) -> Any:
-    from octavo.frontend.async_llm import AsyncLLM
+    """The engine process first, for it takes longest; everything that this process imports loads beside it."""
+    from octavo.frontend.engine_process import EngineProcess
+    from octavo.log import StartupProgress
+    from octavo.models.hub import resolve_model
 
-    return await AsyncLLM.start(config, chat_template=options.chat_template)
+    path = await asyncio.to_thread(
+        resolve_model, config.model, revision=config.revision, download_dir=config.download_dir, load_format=config.load_format
+    )
+    process = EngineProcess(config, path, options.log_level)
+    try:
+        from octavo.frontend.async_llm import AsyncLLM
+    except BaseException:
+        process.close(0.5)
+        raise
+    progress = StartupProgress()
+    try:
+        return await AsyncLLM.start(
+            config,
+            chat_template=options.chat_template,
+            on_progress=lambda p: progress(p.stage, p.fraction, p.detail),
+            log_level=options.log_level,
+            process=process,
+        )
+    finally:
+        progress.close()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
