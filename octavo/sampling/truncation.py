@@ -145,13 +145,13 @@ def _block_sums(weights: torch.Tensor) -> torch.Tensor:
 
 def _first_above(cumulative: torch.Tensor, fraction: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Per row: the first index whose cumulative sum exceeds fraction * total, and how far into that entry that point
-    lies, 0 <= . < 1, as a fraction of it. Never an entry of weight 0. cumulative: float64 [R, N]; fraction [R] in [0, 1)."""
+    lies, 0 to 1, as a fraction of it. Never an entry of weight 0. cumulative: float64 [R, N]; fraction: float64 [R], 0 to 1."""
     total = cumulative[:, -1]
     target = torch.minimum(fraction * total, torch.nextafter(total, torch.zeros_like(total)))[:, None]
     index = (cumulative <= target).sum(-1, keepdim=True)
     end = cumulative.gather(1, index)
     start = torch.where(index > 0, cumulative.gather(1, (index - 1).clamp_(min=0)), 0.0)
-    return index.squeeze(1), ((target - start) / (end - start)).squeeze(1).clamp_(max=1 - 2**-53)
+    return index.squeeze(1), ((target - start) / (end - start)).squeeze(1)
 
 
 def draw_from_weights(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

@@ -117,6 +117,15 @@ def test_bad_word_longer_than_the_sequence_does_not_match():
     assert support(sampler, random_logits(1, 20), position=1) == set(range(20))
 
 
+def test_a_longer_word_on_another_row_keeps_histories():
+    sampler = make_sampler(20, row_init(0, prompt=[1, 5], bad_words_token_ids=((5, 6),)), max_rows=2)
+    forced(sampler, 0, 2, 5, 20)
+    sampler.state.init_row(row_init(1, prompt=[1, 2, 3], bad_words_token_ids=((1, 2, 3, 7),)))
+    logits = random_logits(2, 20)
+    zero = sampler.distribution(logits, [0, 1], [3, 3]) == 0
+    assert zero[0].nonzero().view(-1).tolist() == [6] and zero[1].nonzero().view(-1).tolist() == [7]
+
+
 def forbidden(tokens: list[int], words) -> set[int]:
     """The slow truth: last tokens of words whose beginning ends the sequence."""
     return {w[-1] for w in words if len(w) == 1 or (len(tokens) >= len(w) - 1 and tuple(tokens[len(tokens) - len(w) + 1 :]) == w[:-1])}

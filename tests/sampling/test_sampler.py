@@ -143,9 +143,20 @@ def test_a_cleared_row_leaves_no_trace():
     logits = random_logits(1, vocab)
     for i in range(40):
         heavy = {
-            "repetition_penalty": 3.0, "frequency_penalty": 2.0, "presence_penalty": 2.0, "logit_bias": {5: 50.0}, "allowed_token_ids": (5, 6, 7),
-            "bad_words_token_ids": ((6,), (5, 5)), "min_tokens": 9, "eos_token_ids": (7,), "logprobs": -1, "temperature": 0.1, "top_k": 2, "min_p": 0.5, "top_p": 0.3,
-        }  # fmt: skip
+            "repetition_penalty": 3.0,
+            "frequency_penalty": 2.0,
+            "presence_penalty": 2.0,
+            "logit_bias": {5: 50.0},
+            "allowed_token_ids": (5, 6, 7),
+            "bad_words_token_ids": ((6,), (5, 5)),
+            "min_tokens": 9,
+            "eos_token_ids": (7,),
+            "logprobs": -1,
+            "temperature": 0.1,
+            "top_k": 2,
+            "min_p": 0.5,
+            "top_p": 0.3,
+        }
         sampler.state.init_row(row_init(1, seed=i, **heavy))
         sampler.sample(logits.clone(), [1], [3])
         if i % 2:
