@@ -54,13 +54,13 @@ class RequestMiddleware:
         status = 0
 
         def send_with_id(message: Message) -> Any:
-            # A plain function that returns the awaitable: no coroutine more per chunk of a stream.
             if message["type"] == "http.response.start":
                 nonlocal status
                 status = message["status"]
                 message["headers"].append((b"x-request-id", request_id))
             return send(message)
 
+        scope["octavo.send"] = send  # for the chunks of streams, which need nothing of what is in between
         try:
             await self.app(scope, receive, send_with_id)
         except ClientDisconnect:

@@ -21,6 +21,7 @@ from octavo.server.schemas import (
 )
 
 MAX_PROMPTS = 2048  # in one completions request
+MAX_CHOICES = 8192  # prompts times n
 
 
 @dataclass(slots=True)
@@ -42,6 +43,8 @@ async def completion_prompts(request: CompletionRequest, context: ServerContext)
         raise RequestError("prompt must not be empty.", param="prompt")
     if len(items) > MAX_PROMPTS:
         raise RequestError(f"prompt takes at most {MAX_PROMPTS} prompts, got {len(items)}.", param="prompt")
+    if len(items) * (request.n or 1) > MAX_CHOICES:
+        raise RequestError(f"prompts times n must be at most {MAX_CHOICES}, got {len(items)} times {request.n}.", param="n")
     if isinstance(items[0], str):
         special = request.add_special_tokens is not False
         token_ids = await encode(context, items, special)  # type: ignore[arg-type]

@@ -85,6 +85,7 @@ CHAT_REFUSALS = [
     ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt", "exclude"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
+    ({"echo": True}, "echo", "assistant's"),
     ({"messages": []}, "messages", "empty"),
     ({"messages": "hello"}, "messages", "array"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "king"),
@@ -122,6 +123,7 @@ COMPLETION_REFUSALS = [
     ({"prompt": [2**80]}, "prompt", "vocabulary"),
     ({"prompt": None}, "prompt", "null"),
     ({"prompt": ["x"] * 2049}, "prompt", "at most 2048"),
+    ({"prompt": ["x"] * 100, "n": 100}, "n", "8192"),
     ({"best_of": 3}, "best_of", "not supported"),
     ({"suffix": "end"}, "suffix", "not supported"),
     ({"logprobs": 21}, "logprobs", "at most 20"),
@@ -300,3 +302,20 @@ def test_any_field_with_any_value(http, data):
     assert answer.status_code in (200, 400, 404), answer.text
     if answer.status_code != 200:
         refused(answer, answer.status_code)
+
+
+def test_a_body_that_never_comes(server, monkeypatch):
+    from octavo.server import limits
+
+    monkeypatch.setattr(limits, "IDLE_BODY_S", 0.2)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100\r\n\r\n{"
+    raw_refused(raw(server.port, head), 408)
+
+
+def test_headers_that_never_come(start_server, monkeypatch):
+    from octavo.server import limits
+
+    monkeypatch.setattr(limits, "IDLE_HEADER_S", 0.2)
+    running = start_server()
+    raw_refused(raw(running.port, b"GET /health HT"), 408)
+    assert httpx.get(running.url + "/health").status_code == 200
