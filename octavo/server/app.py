@@ -82,9 +82,7 @@ class RequestMiddleware:
         tokens = f" prompt={usage.prompt_tokens} generated={usage.completion_tokens}" if usage is not None else ""
         gone = " client disconnected" if scope.get("octavo.disconnected") else ""
         line = '%s:%d "%s %s" %s %.1f ms id=%s%s%s'
-        access_logger.info(
-            line, host, port, scope["method"], path, status or "-", 1e3 * seconds, scope["octavo.request_id"], tokens, gone
-        )
+        access_logger.info(line, host, port, scope["method"], path, status or "-", 1e3 * seconds, scope["octavo.request_id"], tokens, gone)
 
 
 def create_app(

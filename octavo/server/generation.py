@@ -23,7 +23,6 @@ from octavo.server import sse
 from octavo.server.context import ServerContext
 from octavo.server.errors import body_for, response_for
 from octavo.server.limits import ClientDisconnect, read_body
-from octavo.server.logprobs import TokenTexts
 from octavo.server.prompts import Prompt
 from octavo.server.schemas import GenerationRequest
 from octavo.server.watch import DisconnectWatch
@@ -131,7 +130,7 @@ class Job:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        self.texts = TokenTexts(self.context.engine.tokenizer)
+        self.texts = self.context.texts
         for prompt in self.prompts:
             self.context.engine.check_prompt(prompt.token_ids, self.params)
         if not self.context.engine.is_healthy():
@@ -295,5 +294,3 @@ class GenerationEndpoint:
 
     async def stream(self, job: Job, events: EventStream) -> None:
         raise NotImplementedError
-
-

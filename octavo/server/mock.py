@@ -216,7 +216,13 @@ class MockEngine:
     """See the module. ``tick_s``: seconds a step; ``length``: tokens until EOS; ``first_s``: delay before the first token."""
 
     def __init__(
-        self, *, tick_s: float = 0.0, first_s: float = 0.0, length: int = 24, max_model_len: int = 2048, defaults: dict[str, Any] | None = None
+        self,
+        *,
+        tick_s: float = 0.0,
+        first_s: float = 0.0,
+        length: int = 24,
+        max_model_len: int = 2048,
+        defaults: dict[str, Any] | None = None,
     ) -> None:
         self.tokenizer: Any = FakeTokenizer()
         self.chat_template: Any = FakeChatTemplate()

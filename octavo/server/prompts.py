@@ -112,9 +112,7 @@ async def chat_prompt(request: ChatRequest | TokenizeRequest, context: ServerCon
     special = bool(request.add_special_tokens)
 
     def work() -> Prompt:
-        text = template.render(
-            messages, tools=None, add_generation_prompt=add_prompt, continue_final_message=continue_final, **variables
-        )
+        text = template.render(messages, tools=None, add_generation_prompt=add_prompt, continue_final_message=continue_final, **variables)
         return Prompt(tokenizer.encode(text, add_special_tokens=special), text)
 
     size = sum(len(m["content"] or "") for m in messages) + 64 * len(messages)
@@ -191,7 +189,9 @@ def text_content(content: Content | None, where: str) -> str | None:
         kind = part.get("type")
         if kind not in ("text", "refusal"):
             shown = repr(kind) if isinstance(kind, str) else "without a type"
-            raise RequestError(f"{where}[{i}]: content {shown[:80]} is not supported; this model takes text only.", param=f"{where}[{i}].type")
+            raise RequestError(
+                f"{where}[{i}]: content {shown[:80]} is not supported; this model takes text only.", param=f"{where}[{i}].type"
+            )
         text = part.get(kind)
         if not isinstance(text, str):
             raise RequestError(f"{where}[{i}].{kind} must be a string.", param=f"{where}[{i}].{kind}")

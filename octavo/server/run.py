@@ -94,7 +94,9 @@ def raise_file_limit() -> None:
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    return ConfigError(f"Cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another --port (or --host), or stop what listens there.")
+    return ConfigError(
+        f"Cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another --port (or --host), or stop what listens there."
+    )
 
 
 def model_names(config: EngineConfig, options: ServerOptions) -> tuple[str, ...]:

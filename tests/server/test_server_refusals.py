@@ -94,7 +94,11 @@ CHAT_REFUSALS = [
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "int"),
     ({"messages": [{"role": "user", "content": "x", "mood": "y"}]}, "messages[0].mood", "Unknown field"),
     ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content", "content or tool_calls"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0].content[0].type", "image_url"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].type",
+        "image_url",
+    ),
     ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type", "input_audio"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "string"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "template refused"),
@@ -133,7 +137,9 @@ COMPLETION_REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "param", "words"), COMPLETION_REFUSALS, ids=lambda v: json.dumps(v)[:50] if isinstance(v, dict) else None)
+@pytest.mark.parametrize(
+    ("fields", "param", "words"), COMPLETION_REFUSALS, ids=lambda v: json.dumps(v)[:50] if isinstance(v, dict) else None
+)
 def test_completions(http, fields, param, words):
     refused(http.post(COMPLETIONS, json={"prompt": "x", **fields}), 400, words, param=param)
 
@@ -296,7 +302,9 @@ def test_any_field_with_any_value(http, data):
     """Whatever JSON a field gets: 200 or a 4xx that says why, never a 500."""
     from octavo.server.schemas import ChatRequest, CompletionRequest
 
-    path, schema, base = data.draw(st.sampled_from([(CHAT, ChatRequest, {"messages": HELLO}), (COMPLETIONS, CompletionRequest, {"prompt": "x"})]))
+    path, schema, base = data.draw(
+        st.sampled_from([(CHAT, ChatRequest, {"messages": HELLO}), (COMPLETIONS, CompletionRequest, {"prompt": "x"})])
+    )
     name = data.draw(st.sampled_from([f for f in schema.__struct_fields__ if f != "stream"]))
     answer = http.post(path, json={**base, "max_tokens": 1, name: data.draw(json_values)})
     assert answer.status_code in (200, 400, 404), answer.text
