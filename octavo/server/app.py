@@ -54,13 +54,13 @@ class RequestMiddleware:
         status = 0
 
         def send_with_id(message: Message) -> Any:
-            # A plain function that returns the awaitable: no coroutine more per chunk of a stream.
             if message["type"] == "http.response.start":
                 nonlocal status
                 status = message["status"]
                 message["headers"].append((b"x-request-id", request_id))
             return send(message)
 
+        scope["octavo.send"] = send  # for the chunks of streams, which need nothing of what is in between
         try:
             await self.app(scope, receive, send_with_id)
         except ClientDisconnect:
@@ -82,9 +82,7 @@ class RequestMiddleware:
         tokens = f" prompt={usage.prompt_tokens} generated={usage.completion_tokens}" if usage is not None else ""
         gone = " client disconnected" if scope.get("octavo.disconnected") else ""
         line = '%s:%d "%s %s" %s %.1f ms id=%s%s%s'
-        access_logger.info(
-            line, host, port, scope["method"], path, status or "-", 1e3 * seconds, scope["octavo.request_id"], tokens, gone
-        )
+        access_logger.info(line, host, port, scope["method"], path, status or "-", 1e3 * seconds, scope["octavo.request_id"], tokens, gone)
 
 
 def create_app(

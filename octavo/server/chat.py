@@ -16,7 +16,7 @@ from octavo.server.limits import decode
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs_json
 from octavo.server.prompts import chat_prompt, text_content
 from octavo.server.sampling import chat_params
-from octavo.server.schemas import AssistantMessage, ChatRequest, chat_decoder
+from octavo.server.schemas import ChatRequest, chat_decoder
 
 
 class ChatEndpoint(GenerationEndpoint):
@@ -66,11 +66,8 @@ class ChatEndpoint(GenerationEndpoint):
 
 
 def echoed_text(request: ChatRequest) -> str:
-    """With ``echo``, the answer starts with the last message, if that is the beginning of the answer."""
-    last = request.messages[-1]
-    if not request.echo or not isinstance(last, AssistantMessage):
-        return ""
-    return text_content(last.content, "messages[-1].content") or ""
+    """With ``echo`` the answer starts with the last message, which is the assistant's."""
+    return (text_content(request.messages[-1].content, "messages[-1].content") or "") if request.echo else ""
 
 
 def chat_choice(job: Job, request: ChatRequest, index: int, choice: Choice, echo: str) -> dict[str, Any]:

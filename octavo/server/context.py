@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import time
@@ -17,6 +18,7 @@ from octavo.errors import RequestError
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.metrics.prometheus import Metrics
+from octavo.server.logprobs import TokenTexts
 from octavo.types import EngineReady, EngineStats
 
 T = TypeVar("T")
@@ -70,6 +72,10 @@ class ServerContext:
         default_factory=lambda: ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1), thread_name_prefix="octavo-text")
     )
 
+    @functools.cached_property
+    def texts(self) -> TokenTexts:
+        return TokenTexts(self.engine.tokenizer)
+
     def check_model(self, name: str | None) -> str:
         """The model name to answer with. RequestError 404 that lists the served names."""
         if name is None:
@@ -77,7 +83,10 @@ class ServerContext:
         if name not in self.model_names:
             served = ", ".join(repr(n) for n in self.model_names)
             raise RequestError(
-                f"The model {name[:200]!r} does not exist here; this server serves {served}.", param="model", status=404, code="model_not_found"
+                f"The model {name[:200]!r} does not exist here; this server serves {served}.",
+                param="model",
+                status=404,
+                code="model_not_found",
             )
         return name
 

@@ -23,7 +23,6 @@ from octavo.server import sse
 from octavo.server.context import ServerContext
 from octavo.server.errors import body_for, response_for
 from octavo.server.limits import ClientDisconnect, read_body
-from octavo.server.logprobs import TokenTexts
 from octavo.server.prompts import Prompt
 from octavo.server.schemas import GenerationRequest
 from octavo.server.watch import DisconnectWatch
@@ -131,7 +130,7 @@ class Job:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        self.texts = TokenTexts(self.context.engine.tokenizer)
+        self.texts = self.context.texts
         for prompt in self.prompts:
             self.context.engine.check_prompt(prompt.token_ids, self.params)
         if not self.context.engine.is_healthy():
@@ -218,17 +217,21 @@ async def merge(streams: list[AsyncIterator[RequestOutput]]) -> AsyncIterator[Re
 
 
 class EventStream:
-    """The response of a stream: the head goes out with the first event, so what fails before is a plain error."""
+    """The response of a stream: the head goes out with the first event, so what fails before is a plain error.
 
-    def __init__(self, send: Send) -> None:
+    ``send`` goes through all middleware; ``send_chunk`` is the connection's own, for what comes once a token.
+    """
+
+    def __init__(self, send: Send, send_chunk: Send) -> None:
         self.send = send
+        self.send_chunk = send_chunk
         self.started = False
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         if not self.started:
             self.started = True
             await self.send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
-        await self.send({"type": "http.response.body", "body": data, "more_body": more})
+        await self.send_chunk({"type": "http.response.body", "body": data, "more_body": more})
 
 
 class GenerationEndpoint:
@@ -244,7 +247,7 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = time.monotonic()
-        events = EventStream(send)
+        events = EventStream(send, scope.get("octavo.send", send))
         try:
             body = await read_body(scope, receive, self.context.options.max_body_size)
             async with DisconnectWatch(receive) as watch:
@@ -291,5 +294,3 @@ class GenerationEndpoint:
 
     async def stream(self, job: Job, events: EventStream) -> None:
         raise NotImplementedError
-
-

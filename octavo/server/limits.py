@@ -24,6 +24,7 @@ T = TypeVar("T")
 MAX_HEADER_SIZE = 64 * 1024  # bytes, request line and all headers together
 LINGER_S = 2.0  # how long a refused connection is still read, so that the client gets to see the answer
 IDLE_HEADER_S = 60.0  # a connection that does not complete its headers in this time is closed
+IDLE_BODY_S = 60.0  # the longest pause in a body
 
 
 class ClientDisconnect(Exception):
@@ -31,7 +32,8 @@ class ClientDisconnect(Exception):
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole request body. RequestError 413 when it is, or says that it will be, over ``limit`` bytes."""
+    """The whole request body. RequestError 413 when it is, or says that it will be, over ``limit`` bytes;
+    415 when it does not claim to be plain JSON; 408 when it stops coming."""
     headers = dict(scope["headers"])
     encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
     if encoding not in ("", "identity"):
@@ -45,7 +47,10 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
+        try:
+            message = await asyncio.wait_for(receive(), IDLE_BODY_S)
+        except asyncio.TimeoutError:  # the builtin is another class in Python 3.10
+            raise RequestError(f"The rest of the request body did not come in {IDLE_BODY_S:.0f} seconds.", status=408) from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk = message.get("body", b"")

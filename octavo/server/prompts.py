@@ -21,6 +21,7 @@ from octavo.server.schemas import (
 )
 
 MAX_PROMPTS = 2048  # in one completions request
+MAX_CHOICES = 8192  # prompts times n
 
 
 @dataclass(slots=True)
@@ -42,6 +43,8 @@ async def completion_prompts(request: CompletionRequest, context: ServerContext)
         raise RequestError("prompt must not be empty.", param="prompt")
     if len(items) > MAX_PROMPTS:
         raise RequestError(f"prompt takes at most {MAX_PROMPTS} prompts, got {len(items)}.", param="prompt")
+    if len(items) * (request.n or 1) > MAX_CHOICES:
+        raise RequestError(f"prompts times n must be at most {MAX_CHOICES}, got {len(items)} times {request.n}.", param="n")
     if isinstance(items[0], str):
         special = request.add_special_tokens is not False
         token_ids = await encode(context, items, special)  # type: ignore[arg-type]
@@ -109,9 +112,7 @@ async def chat_prompt(request: ChatRequest | TokenizeRequest, context: ServerCon
     special = bool(request.add_special_tokens)
 
     def work() -> Prompt:
-        text = template.render(
-            messages, tools=None, add_generation_prompt=add_prompt, continue_final_message=continue_final, **variables
-        )
+        text = template.render(messages, tools=None, add_generation_prompt=add_prompt, continue_final_message=continue_final, **variables)
         return Prompt(tokenizer.encode(text, add_special_tokens=special), text)
 
     size = sum(len(m["content"] or "") for m in messages) + 64 * len(messages)
@@ -188,7 +189,9 @@ def text_content(content: Content | None, where: str) -> str | None:
         kind = part.get("type")
         if kind not in ("text", "refusal"):
             shown = repr(kind) if isinstance(kind, str) else "without a type"
-            raise RequestError(f"{where}[{i}]: content {shown[:80]} is not supported; this model takes text only.", param=f"{where}[{i}].type")
+            raise RequestError(
+                f"{where}[{i}]: content {shown[:80]} is not supported; this model takes text only.", param=f"{where}[{i}].type"
+            )
         text = part.get(kind)
         if not isinstance(text, str):
             raise RequestError(f"{where}[{i}].{kind} must be a string.", param=f"{where}[{i}].{kind}")

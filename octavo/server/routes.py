@@ -12,7 +12,6 @@ from octavo.errors import EngineDeadError, RequestError
 from octavo.frontend.params import check_ids
 from octavo.server.context import ServerContext
 from octavo.server.limits import decode, read_body
-from octavo.server.logprobs import TokenTexts
 from octavo.server.prompts import chat_prompt, encode
 from octavo.server.schemas import TokenizeRequest, detokenize_decoder, tokenize_decoder
 
@@ -84,8 +83,7 @@ class UtilityRoutes:
             self._refuse_chat_fields(sent)
             tokens = (await encode(self.context, [sent.prompt or ""], sent.add_special_tokens is not False))[0]
         answer: dict[str, Any] = {"count": len(tokens), "max_model_len": self.context.engine.max_model_len, "tokens": tokens}
-        texts = TokenTexts(self.context.engine.tokenizer)
-        answer["token_strs"] = [texts.legacy(token) for token in tokens] if sent.return_token_strs else None
+        answer["token_strs"] = [self.context.texts.legacy(token) for token in tokens] if sent.return_token_strs else None
         return json_response(answer)
 
     def _refuse_chat_fields(self, sent: TokenizeRequest) -> None:

@@ -25,6 +25,7 @@ logger = logging.getLogger("octavo.server")
 
 KEEP_ALIVE_S = 60  # an idle connection; longer than clients' pools keep theirs, so they close first
 BACKLOG = 4096
+FILE_LIMIT = 65536  # open files that are asked for
 FORCED_EXIT_S = 5.0  # after a second signal the process ends in this time, whatever hangs
 
 StartEngine = Callable[[EngineConfig, ServerOptions], Awaitable[Any]]
@@ -37,6 +38,7 @@ def serve(config: EngineConfig, options: ServerOptions, *, start_engine: StartEn
     ``start_engine`` replaces ``AsyncLLM.start`` (tests, benchmarks of the server alone).
     """
     keys = api_keys(options)
+    raise_file_limit()
     sock = bind(options.host, options.port)
     loop = _new_loop()
     try:
@@ -78,8 +80,22 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+def raise_file_limit() -> None:
+    """Every client is a file descriptor, and the usual soft limit of 1,024 is fewer than the clients that fit."""
+    try:
+        import resource
+    except ImportError:  # not there on Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILE_LIMIT if hard == resource.RLIM_INFINITY else min(FILE_LIMIT, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    return ConfigError(f"Cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another --port (or --host), or stop what listens there.")
+    return ConfigError(
+        f"Cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another --port (or --host), or stop what listens there."
+    )
 
 
 def model_names(config: EngineConfig, options: ServerOptions) -> tuple[str, ...]:
@@ -177,7 +193,7 @@ class _Runner:
         options = dataclasses.replace(self.options, api_key=self.keys)
         names = model_names(self.config, options)
         app = create_app(engine, options, names, scheduling_policy=self.config.scheduling_policy)
-        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what is not HTTP gets its 400, and no line in the log
         settings = uvicorn.Config(
             app,
             http=LimitedProtocol,
@@ -197,8 +213,7 @@ class _Runner:
             await self.server.serve(sockets=[self.sock])
         except OSError as error:  # another server began to listen after we had bound
             raise _cannot_listen(options.host, options.port, error) from None
-        if self.server.server_state.tasks:
-            await asyncio.wait(self.server.server_state.tasks, timeout=1.0)
+        await _end_tasks(self.server)
         app.state.context.pool.shutdown(wait=False, cancel_futures=True)
 
     def _announce(self, names: tuple[str, ...]) -> None:
@@ -224,6 +239,14 @@ class _Runner:
                 task.cancel()
             loop.call_later(0.2, _abort_connections, server)
             loop.call_later(FORCED_EXIT_S, os._exit, 1)
+
+
+async def _end_tasks(server: uvicorn.Server) -> None:
+    """Let cancelled requests say goodbye, then cut those whose clients do not listen."""
+    for _ in range(2):
+        if tasks := list(server.server_state.tasks):
+            await asyncio.wait(tasks, timeout=1.0)
+            _abort_connections(server)
 
 
 def _abort_connections(server: uvicorn.Server) -> None:

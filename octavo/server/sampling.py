@@ -7,7 +7,7 @@ from typing import Any
 from octavo.errors import RequestError
 from octavo.frontend.params import SamplingParams, check_ids
 from octavo.server.context import ServerContext
-from octavo.server.schemas import ChatRequest, CompletionRequest, GenerationRequest, check_refused
+from octavo.server.schemas import AssistantMessage, ChatRequest, CompletionRequest, GenerationRequest, check_refused
 
 # Copied under the same name when the client set them.
 _SAME_NAME = (
@@ -96,6 +96,8 @@ def chat_params(request: ChatRequest, context: ServerContext) -> SamplingParams:
         if not request.logprobs:
             raise RequestError("top_logprobs need logprobs: true.", param="top_logprobs")
         check_logprobs("top_logprobs", request.top_logprobs, context.options.max_logprobs)
+    if request.echo and not (request.messages and isinstance(request.messages[-1], AssistantMessage)):
+        raise RequestError("echo gives back the beginning of an answer; the last message must be the assistant's.", param="echo")
     max_tokens = request.max_completion_tokens
     if max_tokens is None:
         max_tokens = request.max_tokens

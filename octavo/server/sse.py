@@ -31,9 +31,11 @@ class Frames:
     text_end = b""  # between the text and the rest of the choice
 
     def __init__(self, response_id: str, created: int, model: str, include_usage: bool) -> None:
-        self.head = (
-            b'data: {"id":%s,"object":%s,"created":%d,"model":%s,"choices":['
-            % (encode(response_id), encode(self.object_name), created, encode(model))
+        self.head = b'data: {"id":%s,"object":%s,"created":%d,"model":%s,"choices":[' % (
+            encode(response_id),
+            encode(self.object_name),
+            created,
+            encode(model),
         )
         self.include_usage = include_usage
         self.tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"

@@ -169,7 +169,9 @@ def test_12_a_client_that_dies(target, path, fields):
     data = json.dumps({**prompt, "max_tokens": 800, "ignore_eos": True, **fields}).encode()
     where = urlsplit(target.url)
     with socket.create_connection((where.hostname, where.port), timeout=30) as sock:
-        sock.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        sock.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+        )
         if fields["stream"]:
             received = b""
             while received.count(b"data: ") < 4:

@@ -156,9 +156,21 @@ def test_roles_names_and_parts(client, server):
         messages=[
             {"role": "system", "content": "be brief"},
             {"role": "user", "name": "ann", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-            {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+            },
             {"role": "tool", "tool_call_id": "1", "name": "f", "content": "42"},
-            {"role": "assistant", "content": "it is 42", "refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None},
+            {
+                "role": "assistant",
+                "content": "it is 42",
+                "refusal": None,
+                "annotations": [],
+                "audio": None,
+                "function_call": None,
+                "tool_calls": None,
+            },
             {"role": "user", "content": "thanks"},
         ],
     )
@@ -234,8 +246,18 @@ def test_max_completion_tokens(client, server):
 
 def test_openais_own_fields_are_accepted(client):
     chat(client, user="u", metadata={"a": "b"}, store=False, service_tier="auto", safety_identifier="s", prompt_cache_key="k")
-    chat(client, parallel_tool_calls=True, tool_choice="none", tools=[], response_format={"type": "text"}, modalities=["text"], verbosity="medium")
-    nulls = {name: None for name in ("temperature", "top_p", "n", "stop", "tools", "response_format", "stream_options", "logit_bias", "seed")}
+    chat(
+        client,
+        parallel_tool_calls=True,
+        tool_choice="none",
+        tools=[],
+        response_format={"type": "text"},
+        modalities=["text"],
+        verbosity="medium",
+    )
+    nulls = {
+        name: None for name in ("temperature", "top_p", "n", "stop", "tools", "response_format", "stream_options", "logit_bias", "seed")
+    }
     chat(client, extra_body=nulls)
 
 

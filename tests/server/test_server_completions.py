@@ -39,7 +39,9 @@ def test_kinds_of_prompts(client, server):
     texts = complete(client, ["the octopus", "th"])
     assert [c.text for c in texts.choices] == [c.text for c in many.choices]
     assert texts.usage.prompt_tokens == len(ids) + 2 and texts.usage.completion_tokens == 16
-    assert {i: t for i, (t, _) in streamed(client, prompt=["the octopus", "th"]).items()} == {i: c.text for i, c in enumerate(texts.choices)}
+    assert {i: t for i, (t, _) in streamed(client, prompt=["the octopus", "th"]).items()} == {
+        i: c.text for i, c in enumerate(texts.choices)
+    }
 
 
 def test_n_of_several_prompts(client):

@@ -85,6 +85,7 @@ CHAT_REFUSALS = [
     ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt", "exclude"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
+    ({"echo": True}, "echo", "assistant's"),
     ({"messages": []}, "messages", "empty"),
     ({"messages": "hello"}, "messages", "array"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "king"),
@@ -93,7 +94,11 @@ CHAT_REFUSALS = [
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "int"),
     ({"messages": [{"role": "user", "content": "x", "mood": "y"}]}, "messages[0].mood", "Unknown field"),
     ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content", "content or tool_calls"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0].content[0].type", "image_url"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].type",
+        "image_url",
+    ),
     ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type", "input_audio"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "string"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "template refused"),
@@ -122,6 +127,7 @@ COMPLETION_REFUSALS = [
     ({"prompt": [2**80]}, "prompt", "vocabulary"),
     ({"prompt": None}, "prompt", "null"),
     ({"prompt": ["x"] * 2049}, "prompt", "at most 2048"),
+    ({"prompt": ["x"] * 100, "n": 100}, "n", "8192"),
     ({"best_of": 3}, "best_of", "not supported"),
     ({"suffix": "end"}, "suffix", "not supported"),
     ({"logprobs": 21}, "logprobs", "at most 20"),
@@ -131,7 +137,9 @@ COMPLETION_REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "param", "words"), COMPLETION_REFUSALS, ids=lambda v: json.dumps(v)[:50] if isinstance(v, dict) else None)
+@pytest.mark.parametrize(
+    ("fields", "param", "words"), COMPLETION_REFUSALS, ids=lambda v: json.dumps(v)[:50] if isinstance(v, dict) else None
+)
 def test_completions(http, fields, param, words):
     refused(http.post(COMPLETIONS, json={"prompt": "x", **fields}), 400, words, param=param)
 
@@ -294,9 +302,28 @@ def test_any_field_with_any_value(http, data):
     """Whatever JSON a field gets: 200 or a 4xx that says why, never a 500."""
     from octavo.server.schemas import ChatRequest, CompletionRequest
 
-    path, schema, base = data.draw(st.sampled_from([(CHAT, ChatRequest, {"messages": HELLO}), (COMPLETIONS, CompletionRequest, {"prompt": "x"})]))
+    path, schema, base = data.draw(
+        st.sampled_from([(CHAT, ChatRequest, {"messages": HELLO}), (COMPLETIONS, CompletionRequest, {"prompt": "x"})])
+    )
     name = data.draw(st.sampled_from([f for f in schema.__struct_fields__ if f != "stream"]))
     answer = http.post(path, json={**base, "max_tokens": 1, name: data.draw(json_values)})
     assert answer.status_code in (200, 400, 404), answer.text
     if answer.status_code != 200:
         refused(answer, answer.status_code)
+
+
+def test_a_body_that_never_comes(server, monkeypatch):
+    from octavo.server import limits
+
+    monkeypatch.setattr(limits, "IDLE_BODY_S", 0.2)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100\r\n\r\n{"
+    raw_refused(raw(server.port, head), 408)
+
+
+def test_headers_that_never_come(start_server, monkeypatch):
+    from octavo.server import limits
+
+    monkeypatch.setattr(limits, "IDLE_HEADER_S", 0.2)
+    running = start_server()
+    raw_refused(raw(running.port, b"GET /health HT"), 408)
+    assert httpx.get(running.url + "/health").status_code == 200
