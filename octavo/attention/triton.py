@@ -24,6 +24,7 @@ from octavo.kernels.extend_attention import extend_attention, extend_config
 from octavo.kernels.write_kv import write_kv
 
 EXTRA = "triton"  # the backend's key in AttentionMetadata.extra: which task lists this step has made
+_Tasks = dict[Any, Any]
 WORKSPACE_BYTES = 64 << 20  # partial results of split sequences; more splits than fit are cut coarser
 
 
@@ -97,17 +98,17 @@ class TritonAttention:
         return out
 
     def _decode(
-        self, qkv: torch.Tensor, layer: AttentionLayerSpec, kv_cache: torch.Tensor, m: AttentionMetadata, plan: DecodePlan, out: torch.Tensor
+        self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, plan: DecodePlan, out: torch.Tensor
     ) -> None:
-        workspace = self._decode_buffers(layer, kv_cache.dtype, qkv.device)[1]
+        workspace = self._decode_buffers(layer, cache.dtype, qkv.device)[1]
         decode_attention(
-            qkv, kv_cache, m.block_tables, plan, workspace, out,
+            qkv, cache, m.block_tables, plan, workspace, out,
             num_heads=layer.num_heads, scale=layer.scale, window=layer.sliding_window, soft_cap=layer.logit_soft_cap,
             pdl=self._use_pdl(qkv.device),
         )  # fmt: skip
 
     def _extend(
-        self, qkv: torch.Tensor, layer: AttentionLayerSpec, kv_cache: torch.Tensor, m: AttentionMetadata, tasks: dict[Any, Any], out: torch.Tensor
+        self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, tasks: _Tasks, out: torch.Tensor
     ) -> None:
         group = layer.num_heads // layer.num_kv_heads
         config = extend_config(layer.head_dim, group, qkv.dtype)
@@ -115,12 +116,12 @@ class TritonAttention:
         if (key := ("extend", block_q)) not in tasks:
             tasks[key] = plan_extend(m.query_start, m.seq_lens, m.num_decodes, m.num_seqs, m.num_tokens - m.num_decodes, block_q)
         extend_attention(
-            qkv, kv_cache, m.block_tables, m.query_start, m.seq_lens, tasks[key], out,
+            qkv, cache, m.block_tables, m.query_start, m.seq_lens, tasks[key], out,
             num_heads=layer.num_heads, scale=layer.scale, row_index=m.extra.get("row_index"),
             window=layer.sliding_window, soft_cap=layer.logit_soft_cap, config=config,
         )  # fmt: skip
 
-    def _decode_plan(self, layer: AttentionLayerSpec, dtype: torch.dtype, m: AttentionMetadata, tasks: dict[Any, Any]) -> DecodePlan:
+    def _decode_plan(self, layer: AttentionLayerSpec, dtype: torch.dtype, m: AttentionMetadata, tasks: _Tasks) -> DecodePlan:
         plan = self._decode_buffers(layer, dtype, m.seq_lens.device)[0]
         if id(plan) not in tasks:
             plan_decode(

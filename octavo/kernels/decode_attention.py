@@ -82,7 +82,9 @@ class DecodeWorkspace:
     arrived: torch.Tensor
 
 
-def make_decode_workspace(capacity: int, max_seqs: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> DecodeWorkspace:
+def make_decode_workspace(
+    capacity: int, max_seqs: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
+) -> DecodeWorkspace:
     """For plans of ``capacity`` units a KV head and at most ``max_seqs`` sequences."""
     acc = torch.empty(capacity * num_heads * head_dim, dtype=torch.float32, device=device)
     ml = torch.empty(capacity * num_heads * 2, dtype=torch.float32, device=device)
@@ -147,7 +149,7 @@ def _decode_kernel(
         q_tile = tl.load(q + seq.to(tl.int64) * q_stride + heads[:, None] * DIM + d[None, :], mask=in_group, other=0.0)
         k_head = kv + head * kv_stride_head
         m = tl.full([GROUP_DOT], -1e30, tl.float32)  # finite, so that a tile without a visible token changes nothing
-        l = tl.zeros([GROUP_DOT], tl.float32)
+        total = tl.zeros([GROUP_DOT], tl.float32)
         acc = tl.zeros([GROUP_DOT, DIM_PAD], tl.float32)
         ids = _block_ids(table, begin, end, BLOCK_SIZE, BLOCK_N)
         for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
@@ -170,20 +172,20 @@ def _decode_kernel(
             m_new = tl.maximum(m, tl.max(s, axis=1))
             p = tl.exp2(s - m_new[:, None])
             shrink = tl.exp2(m - m_new)
-            l = l * shrink + tl.sum(p, axis=1)
+            total = total * shrink + tl.sum(p, axis=1)
             acc = acc * shrink[:, None]
             acc = tl.dot(p.to(compute), v, acc, input_precision=PRECISION)
             m = m_new
 
         if splits == 1:
-            result = acc * (v_scale / tl.where(l > 0, l, 1.0))[:, None]  # padding has no tokens: zero
+            result = acc * (v_scale / tl.where(total > 0, total, 1.0))[:, None]  # padding has no tokens: zero
             place = out + seq.to(tl.int64) * out_stride + heads[:, None] * DIM + d[None, :]
             tl.store(place, result.to(out.dtype.element_ty), mask=in_group)
         else:
             slot = (e * KV_HEADS + head).to(tl.int64)
             tl.store(acc_buffer + slot * (GROUP * DIM) + g[:, None] * DIM + d[None, :], acc, mask=in_group)
             tl.store(ml_buffer + slot * (2 * GROUP) + g, m, mask=g < GROUP)
-            tl.store(ml_buffer + slot * (2 * GROUP) + GROUP + g, l, mask=g < GROUP)
+            tl.store(ml_buffer + slot * (2 * GROUP) + GROUP + g, total, mask=g < GROUP)
             tl.debug_barrier()  # all threads have stored before one of them tells
             counter = arrived + seq * KV_HEADS + head
             before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
@@ -217,15 +219,15 @@ def _merge(
         split = start + tl.arange(0, MERGE)
         slot = ((base + split) * KV_HEADS + head).to(tl.int64)
         kept = (split < splits)[:, None] & (g < GROUP)[None, :]
-        ml = ml_buffer + slot[:, None] * (2 * GROUP) + g[None, :]
-        m = tl.load(ml, mask=kept, other=float("-inf"), cache_modifier=".cg")
-        l = tl.load(ml + GROUP, mask=kept, other=0.0, cache_modifier=".cg")
+        some = ml_buffer + slot[:, None] * (2 * GROUP) + g[None, :]
+        m = tl.load(some, mask=kept, other=float("-inf"), cache_modifier=".cg")
+        sums = tl.load(some + GROUP, mask=kept, other=0.0, cache_modifier=".cg")
         part = tl.load(
             acc_buffer + slot[:, None, None] * (GROUP * DIM) + inner[None, :, :],
             mask=(split < splits)[:, None, None] & in_group[None, :, :], other=0.0, cache_modifier=".cg",
         )  # fmt: skip
         weight = tl.exp2(m - top[None, :])
-        total += tl.sum(weight * l, axis=0)
+        total += tl.sum(weight * sums, axis=0)
         acc += tl.sum(part * weight[:, :, None], axis=0)
     result = acc * (v_scale / tl.where(total > 0, total, 1.0))[:, None]
     tl.store(out + inner, result.to(out.dtype.element_ty), mask=in_group)

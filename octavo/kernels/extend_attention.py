@@ -43,7 +43,7 @@ def extend_config(head_dim: int, group: int, dtype: torch.dtype) -> ExtendConfig
 
 @triton.jit
 def _step(
-    acc, m, l, ids, q_tile, k_head, table, start, end, position,
+    acc, m, total, ids, q_tile, k_head, table, start, end, position,
     kv_stride_block, kv_stride_side, kv_stride_token, scale, window, soft_cap,
     MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_E: tl.constexpr, PRECISION: tl.constexpr,
@@ -77,10 +77,10 @@ def _step(
     m_new = tl.maximum(m, tl.max(s, axis=1))
     p = tl.exp2(s - m_new[:, None])
     shrink = tl.exp2(m - m_new)
-    l = l * shrink + tl.sum(p, axis=1)
+    total = total * shrink + tl.sum(p, axis=1)
     acc = acc * shrink[:, None]
     acc = tl.dot(p.to(compute), v, acc, input_precision=PRECISION)
-    return acc, m_new, l, ids
+    return acc, m_new, total, ids
 
 
 @triton.jit
@@ -116,7 +116,7 @@ def _extend_kernel(
         position = context + query
 
         m = tl.full([BLOCK_M], -1e30, tl.float32)
-        l = tl.zeros([BLOCK_M], tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
         k_head = kv + head * kv_stride_head
         end = tl.minimum(context + first + BLOCK_Q, context + count)  # past the last token that any row sees
@@ -128,18 +128,18 @@ def _extend_kernel(
             whole = begin
         ids = _block_ids(table, begin, end, BLOCK_SIZE, BLOCK_N)
         for start in tl.range(begin, whole, BLOCK_N, num_stages=STAGES):
-            acc, m, l, ids = _step(
-                acc, m, l, ids, q_tile, k_head, table, start, end, position,
+            acc, m, total, ids = _step(
+                acc, m, total, ids, q_tile, k_head, table, start, end, position,
                 kv_stride_block, kv_stride_side, kv_stride_token, scale, window, soft_cap,
                 False, WINDOWED, CAPPED, DIM, DIM_PAD, BLOCK_SIZE, BLOCK_N, LOG2_E, PRECISION,
             )  # fmt: skip
         for start in tl.range(whole, end, BLOCK_N, num_stages=STAGES):
-            acc, m, l, ids = _step(
-                acc, m, l, ids, q_tile, k_head, table, start, end, position,
+            acc, m, total, ids = _step(
+                acc, m, total, ids, q_tile, k_head, table, start, end, position,
                 kv_stride_block, kv_stride_side, kv_stride_token, scale, window, soft_cap,
                 True, WINDOWED, CAPPED, DIM, DIM_PAD, BLOCK_SIZE, BLOCK_N, LOG2_E, PRECISION,
             )  # fmt: skip
-        result = acc * (v_scale / tl.where(l > 0, l, 1.0))[:, None]
+        result = acc * (v_scale / tl.where(total > 0, total, 1.0))[:, None]
         tl.store(out + (place * out_stride + column)[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=kept)
 
 

@@ -16,7 +16,8 @@ needs_triton = pytest.mark.skipif(not RUNS, reason="needs an NVIDIA GPU, or TRIT
 
 def rounding(dtype: torch.dtype) -> dict[str, float]:
     """Tolerance for results of size about 1 that differ by the storage rounding of one or two operations."""
-    return {torch.float32: {"rtol": 1e-4, "atol": 2e-5}, torch.float16: {"rtol": 2e-3, "atol": 2e-3}}.get(dtype, {"rtol": 1.6e-2, "atol": 1.6e-2})
+    relative, absolute = {torch.float32: (1e-4, 2e-5), torch.float16: (2e-3, 2e-3)}.get(dtype, (1.6e-2, 1.6e-2))
+    return {"rtol": relative, "atol": absolute}
 
 
 @dataclass

@@ -74,7 +74,8 @@ def run_steps(backend: Any, layer: AttentionLayerSpec, cuts: list[list[int]], in
         padding = step % 3
         metadata = make_step(done, counts, tables, rows, padding)
         order = sorted((s for s in range(len(cuts)) if counts[s]), key=lambda s: counts[s] != 1)
-        tokens = torch.cat([qkv[s][done[s] : done[s] + counts[s]] for s in order] + [torch.ones(padding, columns, device=DEVICE, dtype=DTYPE)])
+        empty = torch.ones(padding, columns, device=DEVICE, dtype=DTYPE)
+        tokens = torch.cat([qkv[s][done[s] : done[s] + counts[s]] for s in order] + [empty])
         if isinstance(backend, ReferenceAttention) and rows is not None:
             metadata.block_tables = tables[metadata.extra["row_index"]]
         backend.prepare(metadata)

@@ -12,7 +12,9 @@ SMALL = INTERPRETED  # the interpreter is slow
 DTYPES = [torch.float32] if INTERPRETED else [torch.bfloat16, torch.float16, torch.float32]
 
 
-def run_decode(batch: Batch, q: torch.Tensor, heads: int, *, capacity: int = 256, programs: int = 7, min_split: int = 128, **options) -> torch.Tensor:
+def run_decode(
+    batch: Batch, q: torch.Tensor, heads: int, *, capacity: int = 256, programs: int = 7, min_split: int = 128, **options
+) -> torch.Tensor:
     from octavo.kernels import attention_plan, decode_attention
 
     kv_heads, dim = batch.cache.shape[2], batch.cache.shape[4]
@@ -37,7 +39,8 @@ def reference(batch: Batch, q: torch.Tensor, heads: int, **options) -> torch.Ten
     for s, length in enumerate(batch.seq_lens.tolist()):
         mine = rows[starts[s] : starts[s + 1]]
         table = batch.tables[int(batch.row_index[s])]
-        results.append(torch.zeros_like(mine, dtype=torch.float32) if length == 0 else attention_reference(mine, batch.cache, table, length, **options))
+        empty = torch.zeros_like(mine, dtype=torch.float32)
+        results.append(attention_reference(mine, batch.cache, table, length, **options) if length else empty)
     return torch.cat(results).flatten(1)
 
 
@@ -121,8 +124,9 @@ def run_extend(batch: Batch, q: torch.Tensor, heads: int, first_seq: int = 0, **
     tiles = attention_plan.plan_extend(starts, batch.seq_lens, first_seq, len(batch.counts), tokens, config.block_q(heads // kv_heads))
     out = torch.full((len(q), heads * dim), 7.0, dtype=q.dtype, device=DEVICE)
     extend_attention.extend_attention(
-        q, batch.cache, batch.tables, starts, batch.seq_lens, tiles, out, num_heads=heads, row_index=batch.row_index, config=config, **options
-    )
+        q, batch.cache, batch.tables, starts, batch.seq_lens, tiles, out,
+        num_heads=heads, row_index=batch.row_index, config=config, **options,
+    )  # fmt: skip
     return out
 
 
@@ -171,7 +175,9 @@ def test_extend_tiles_longest_context_first() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rope", ["none", "neox", "interleaved", "partial", "partial interleaved"])
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize(("heads", "dim"), [((4, 2), 16), ((3, 1), 80)] if SMALL else [((32, 8), 128), ((9, 3), 64), ((3, 1), 80), ((8, 4), 256)])
+@pytest.mark.parametrize(
+    ("heads", "dim"), [((4, 2), 16), ((3, 1), 80)] if SMALL else [((32, 8), 128), ((9, 3), 64), ((3, 1), 80), ((8, 4), 256)]
+)
 def test_write_kv(dtype, rope, norm, heads, dim) -> None:
     from octavo.kernels.write_kv import write_kv, write_kv_reference
 
@@ -219,6 +225,8 @@ def test_fp8_cache() -> None:
     q = torch.randn(sum(lengths), heads[0] * dim).to(DEVICE, dtype)
     options = {"scale": 0.01, **scales}
     tolerance = {"rtol": 3e-2, "atol": 0.3}  # values up to about 200
-    torch.testing.assert_close(run_extend(written, q, heads[0], **options).float(), reference(written, q, heads[0], **options), **tolerance)
+    ours = run_extend(written, q, heads[0], **options)
+    torch.testing.assert_close(ours.float(), reference(written, q, heads[0], **options), **tolerance)
     single = Batch(written.cache, written.tables, written.row_index, written.seq_lens, [1, 1])
-    torch.testing.assert_close(run_decode(single, q[:2], heads[0], **options).float(), reference(single, q[:2], heads[0], **options), **tolerance)
+    ours = run_decode(single, q[:2], heads[0], **options)
+    torch.testing.assert_close(ours.float(), reference(single, q[:2], heads[0], **options), **tolerance)
