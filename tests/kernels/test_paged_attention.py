@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo.kernels.cpu.library import library
-from octavo.kernels.kv_cache import read_reference
+from octavo.kernels.kv_cache import read_reference, write_reference
 from octavo.kernels.paged_attention import paged_attention, paged_attention_reference
 from tests.kernels.attention_cases import Case, make_case, make_layer, make_metadata
 
@@ -190,3 +190,15 @@ def test_padding_rows_become_zero() -> None:
 def test_shapes_the_kernels_do_not_cover_run_in_torch() -> None:
     for head_dim, heads, block_size in itertools.product((24, 320), (2,), (16,)):
         check(make_case(make_layer(heads, 1, head_dim), [20, 40], [1, 10], block_size, torch.float32))
+
+
+@needs_kernels
+@pytest.mark.parametrize("position", [0, 1, 15, 40])
+def test_nan_of_a_single_key_shows(position: int) -> None:
+    """Wherever in a vector the broken key stands, also if it is the only visible one."""
+    for dtype in DTYPES:
+        case = make_case(make_layer(2, 1, sliding_window=3), [position + 1], [1], 16, dtype)
+        slot = case.metadata.slots[-1:]
+        broken = torch.full((1, 1, 64), float("nan"), dtype=dtype)
+        write_reference(case.cache, slot, broken, broken)
+        assert run(case).isnan().all()

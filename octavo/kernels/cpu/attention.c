@@ -190,11 +190,17 @@ INLINE float soften(const layer_args *l, const float *s, float *p, int64_t first
         highest = vmax(x[i], highest);
     }
     const float before = *max, here = vhmax(highest), now = here > before ? here : before;
-    if (here != here) *sum = NAN; /* keeps a broken input visible, where comparisons would lose it */
-    const int nothing = now == -INFINITY;
+    if (now == -INFINITY) { /* no visible key yet: add nothing, but keep a NaN, which comparisons lose, visible */
+        UNROLL for (int i = 0; i < TILE / VL; i++) {
+            for (int n = 0; n < VL; n++) if (x[i][n] != x[i][n]) *sum = NAN;
+            if (as_bf16) store_as(BF16, p, i * VL, vset(0));
+            else vstore(p + i * VL, vset(0));
+        }
+        return 1.0f;
+    }
     vf total = vset(0);
     UNROLL for (int i = 0; i < TILE / VL; i++) {
-        vf e = nothing ? vset(0) : vexp2(x[i] - vset(now));
+        vf e = vexp2(x[i] - vset(now));
         total = total + e;
         if (as_bf16) store_as(BF16, p, i * VL, e);
         else vstore(p + i * VL, e);

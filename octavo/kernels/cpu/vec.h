@@ -93,25 +93,40 @@ INLINE vf vclamp(vf x, float low, float high) {
     return vselect(x > vset(high), vset(high), x);
 }
 
-/* Lanes are added in one fixed tree. */
+/* Lanes are combined in one fixed tree: upper half with lower half, and so on. */
+#if defined(ISA_AVX512) || defined(ISA_AVX2)
+INLINE __m128 vfold(vf v, const int max) {
+#if defined(ISA_AVX512)
+    __m256 a = _mm512_castps512_ps256((__m512)v), b = _mm512_extractf32x8_ps((__m512)v, 1);
+    a = max ? _mm256_max_ps(a, b) : _mm256_add_ps(a, b);
+#else
+    __m256 a = (__m256)v;
+#endif
+    __m128 x = _mm256_castps256_ps128(a), y = _mm256_extractf128_ps(a, 1);
+    x = max ? _mm_max_ps(x, y) : _mm_add_ps(x, y);
+    y = _mm_movehl_ps(x, x);
+    x = max ? _mm_max_ps(x, y) : _mm_add_ps(x, y);
+    y = _mm_shuffle_ps(x, x, 1);
+    return max ? _mm_max_ss(x, y) : _mm_add_ss(x, y);
+}
+INLINE float vsum(vf v) { return _mm_cvtss_f32(vfold(v, 0)); }
+INLINE float vhmax(vf v) { return _mm_cvtss_f32(vfold(v, 1)); }
+#else
 INLINE float vsum(vf v) {
-    float x[VL];
-    memcpy(x, &v, sizeof x);
     UNROLL for (int n = VL / 2; n; n /= 2)
-        UNROLL for (int i = 0; i < n; i++) x[i] += x[i + n];
-    return x[0];
+        UNROLL for (int i = 0; i < n; i++) v[i] += v[i + n];
+    return v[0];
 }
-
 INLINE float vhmax(vf v) {
-    float x[VL];
-    memcpy(x, &v, sizeof x);
     UNROLL for (int n = VL / 2; n; n /= 2)
-        UNROLL for (int i = 0; i < n; i++) x[i] = x[i] > x[i + n] ? x[i] : x[i + n];
-    return x[0];
+        UNROLL for (int i = 0; i < n; i++) v[i] = v[i] > v[i + n] ? v[i] : v[i + n];
+    return v[0];
 }
+#endif
 
 /* 2^x, about 1 ulp; 0 where the result would be too small, huge or infinite where too large; NaN stays NaN. exp2(0) is exactly 1.
- * x = n + r with r in [-0.5, 0.5]; 2^r by the Taylor polynomial of degree 7 in r ln 2. */
+ * x = n + r with r in [-0.5, 0.5]; 2^r by its Taylor polynomial of degree 7, the last term spread over the lower ones
+ * (error 2e-9), in few dependent steps. */
 INLINE vf vexp2(vf x) {
 #if defined(ISA_AVX512)
     __m512 y = _mm512_max_ps(_mm512_set1_ps(-200.0f), (__m512)x); /* a NaN in the second operand stays */
@@ -125,14 +140,10 @@ INLINE vf vexp2(vf x) {
     vf n = shifted - vset(12582912.0f);
     vf r = x - n;
 #endif
-    vf p = vset(1.52527338e-5f);
-    p = vfma(p, r, vset(1.54035304e-4f));
-    p = vfma(p, r, vset(1.33335581e-3f));
-    p = vfma(p, r, vset(9.61812911e-3f));
-    p = vfma(p, r, vset(5.55041087e-2f));
-    p = vfma(p, r, vset(2.40226507e-1f));
-    p = vfma(p, r, vset(6.93147181e-1f));
-    p = vfma(p, r, vset(1.0f));
+    vf r2 = r * r;
+    vf low = vfma(vset(0.693147207f), r, vset(1.0f)), middle = vfma(vset(5.55032746e-2f), r, vset(0.240226507f));
+    vf high = vfma(vset(1.54035304e-4f), r2, vfma(vset(1.34002889e-3f), r, vset(9.61812911e-3f)));
+    vf p = vfma(vfma(high, r2, middle), r2, low);
 #if defined(ISA_AVX512)
     return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else

@@ -1,0 +1,171 @@
+"""Attention in Triton: the GPU backend that always works.
+
+A layer is two launches: ``write_kv`` (QK-norm, RoPE, cache write) and ``decode_attention`` for sequences that run one token,
+``extend_attention`` for those that run more, or both. Task lists are made on the device once a step and shared by all layers.
+
+In a CUDA graph: call ``make_workspace`` first, outside of it; then ``prepare`` and the layers are launches of fixed shape that
+read lengths, slots and block tables on the device, and nothing waits for the host. Capture decode steps only (every sequence
+runs one token: ``num_decodes == num_seqs == num_tokens``), with padding rows of seq_len 0 and slot -1, whose output is zero.
+``max_seq_len`` isn't used. ``extra["row_index"]`` (int [S]) makes block_tables the table of all rows, where sequence s has
+row ``row_index[s]``, so that nothing needs gathering. One stream runs all steps: plans and workspace are shared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from octavo.attention.base import AttentionLayerSpec, AttentionMetadata, ForwardContext
+from octavo.errors import ConfigError
+from octavo.kernels.attention_plan import DecodePlan, make_decode_plan, plan_decode, plan_extend
+from octavo.kernels.decode_attention import DecodeConfig, DecodeWorkspace, decode_attention, decode_config, make_decode_workspace
+from octavo.kernels.extend_attention import extend_attention, extend_config
+from octavo.kernels.write_kv import write_kv
+
+EXTRA = "triton"  # the backend's key in AttentionMetadata.extra: which task lists this step has made
+_Tasks = dict[Any, Any]
+WORKSPACE_BYTES = 64 << 20  # partial results of split sequences; more splits than fit are cut coarser
+
+
+class TritonAttention:
+    """AttentionBackend for CUDA devices (and, under TRITON_INTERPRET=1, for the CPU).
+
+    A layer's cache is one tensor [num_blocks, 2, num_kv_heads, block_size, head_dim]: K at index 0, V at index 1; the tokens of
+    a head of a block are contiguous.
+
+    Args:
+        programs: decode programs; None: as many as fit the device beside each other.
+        pdl: launch the decode chain's kernels as programmatic dependents; None: where the device can (sm_90).
+    """
+
+    name = "triton"
+
+    def __init__(self, programs: int | None = None, pdl: bool | None = None, workspace_bytes: int = WORKSPACE_BYTES) -> None:
+        self._programs = programs
+        self._pdl = pdl
+        self._workspace_bytes = workspace_bytes
+        self._max_seqs = 0
+        self._plans: dict[tuple[Any, ...], DecodePlan] = {}
+        self._workspaces: dict[tuple[Any, ...], DecodeWorkspace] = {}
+        self._retired: list[Any] = []
+
+    def make_kv_cache(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """One layer's cache, zeroed; ConfigError for a block size that is not a power of two."""
+        if block_size & (block_size - 1):
+            raise ConfigError(f"Attention backend {self.name} needs a block size that is a power of two; got {block_size}.")
+        return torch.zeros(num_blocks, 2, num_kv_heads, block_size, head_dim, dtype=dtype, device=device)
+
+    def make_workspace(self, max_seqs: int, layers: list[AttentionLayerSpec], dtype: torch.dtype, device: torch.device) -> None:
+        """Allocate what decodes of up to ``max_seqs`` sequences need. Call it before capturing graphs, and capture no larger ones.
+
+        Without the call, eager steps allocate as they go. ``dtype`` is the cache's.
+        """
+        self._reserve(max_seqs)
+        for layer in layers:
+            self._decode_buffers(layer, dtype, device)
+
+    def prepare(self, metadata: AttentionMetadata) -> None:
+        """Forget the task lists of the step before; each is made when the first layer asks for it."""
+        metadata.extra[EXTRA] = {}
+        if metadata.num_decodes > self._max_seqs:
+            self._reserve(max(1024, 1 << (metadata.num_decodes - 1).bit_length()))
+
+    def forward(self, qkv: torch.Tensor, layer: AttentionLayerSpec, kv_cache: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """See AttentionBackend. Rows past the step's tokens become zero."""
+        metadata = context.attention
+        tasks = metadata.extra.get(EXTRA)
+        if tasks is None:
+            self.prepare(metadata)
+            tasks = metadata.extra[EXTRA]
+        # before write_kv: a programmatic dependent may only rely on what its predecessor waited for
+        plan = self._decode_plan(layer, kv_cache.dtype, metadata, tasks) if metadata.num_decodes else None
+        write_kv(
+            qkv, kv_cache, metadata.positions[: metadata.num_tokens], metadata.slots[: metadata.num_tokens],
+            layer.num_heads, layer.num_kv_heads, layer.rope_cos_sin, layer.rope_interleaved,
+            layer.q_norm, layer.k_norm, layer.norm_eps, pdl=self._use_pdl(qkv.device),
+        )  # fmt: skip
+        out = qkv.new_empty(qkv.shape[0], layer.num_heads * layer.head_dim)
+        if plan is not None:
+            self._decode(qkv, layer, kv_cache, metadata, plan, out)
+        if metadata.num_seqs > metadata.num_decodes:
+            self._extend(qkv, layer, kv_cache, metadata, tasks, out)
+        used = metadata.num_decodes if metadata.num_seqs == metadata.num_decodes else metadata.num_tokens
+        if out.shape[0] > used:
+            out[used:].zero_()
+        return out
+
+    def _decode(
+        self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, plan: DecodePlan, out: torch.Tensor
+    ) -> None:
+        workspace = self._decode_buffers(layer, cache.dtype, qkv.device)[1]
+        decode_attention(
+            qkv, cache, m.block_tables, plan, workspace, out,
+            num_heads=layer.num_heads, scale=layer.scale, window=layer.sliding_window, soft_cap=layer.logit_soft_cap,
+            pdl=self._use_pdl(qkv.device),
+        )  # fmt: skip
+
+    def _extend(
+        self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, tasks: _Tasks, out: torch.Tensor
+    ) -> None:
+        group = layer.num_heads // layer.num_kv_heads
+        config = extend_config(layer.head_dim, group, qkv.dtype)
+        block_q = config.block_q(group)
+        if (key := ("extend", block_q)) not in tasks:
+            tasks[key] = plan_extend(m.query_start, m.seq_lens, m.num_decodes, m.num_seqs, m.num_tokens - m.num_decodes, block_q)
+        extend_attention(
+            qkv, cache, m.block_tables, m.query_start, m.seq_lens, tasks[key], out,
+            num_heads=layer.num_heads, scale=layer.scale, row_index=m.extra.get("row_index"),
+            window=layer.sliding_window, soft_cap=layer.logit_soft_cap, config=config,
+        )  # fmt: skip
+
+    def _decode_plan(self, layer: AttentionLayerSpec, dtype: torch.dtype, m: AttentionMetadata, tasks: _Tasks) -> DecodePlan:
+        plan = self._decode_buffers(layer, dtype, m.seq_lens.device)[0]
+        if id(plan) not in tasks:
+            plan_decode(
+                plan, m.seq_lens, m.num_decodes, layer.num_kv_heads, window=layer.sliding_window,
+                row_index=m.extra.get("row_index"), min_split=_config(layer, dtype).min_split,
+            )  # fmt: skip
+            tasks[id(plan)] = True
+        return plan
+
+    def _reserve(self, max_seqs: int) -> None:
+        if max_seqs <= self._max_seqs:
+            return
+        _refuse_capture(f"make_workspace(max_seqs={max_seqs}, ...)")
+        self._max_seqs = max_seqs
+        self._retired.append((self._plans, self._workspaces))  # graphs that were captured may still use them
+        self._plans, self._workspaces = {}, {}
+
+    def _decode_buffers(self, layer: AttentionLayerSpec, dtype: torch.dtype, device: torch.device) -> tuple[DecodePlan, DecodeWorkspace]:
+        config = _config(layer, dtype)
+        shape = (layer.num_heads, layer.num_kv_heads, layer.head_dim, device)
+        programs = self._programs or _multiprocessors(device) * config.programs_per_sm
+        key = (*shape, layer.sliding_window, programs, config.min_split)
+        if key not in self._plans:
+            _refuse_capture("make_workspace with this layer")
+            capacity = max(self._max_seqs, self._workspace_bytes // (4 * layer.num_heads * (layer.head_dim + 2)))
+            self._plans[key] = make_decode_plan(capacity, programs, device)
+            if shape not in self._workspaces:
+                self._workspaces[shape] = make_decode_workspace(capacity, self._max_seqs, *shape)
+        return self._plans[key], self._workspaces[shape]
+
+    def _use_pdl(self, device: torch.device) -> bool:
+        if self._pdl is None:
+            self._pdl = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        return self._pdl
+
+
+def _config(layer: AttentionLayerSpec, dtype: torch.dtype) -> DecodeConfig:
+    return decode_config(layer.head_dim, layer.num_heads // layer.num_kv_heads, dtype)
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def _refuse_capture(call: str) -> None:
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"Attention's buffers can't be made while a CUDA graph is captured; call {call} before.")

@@ -1,0 +1,204 @@
+"""QK-norm, RoPE and the write of K and V into a paged cache, fused: every token is read once and written once.
+
+RMSNorm per head as in Qwen3; rotary embedding of Su et al. 2021 (arXiv:2104.09864).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+FP8_MAX = 448.0  # largest finite e4m3
+
+
+def write_kv_reference(
+    qkv: torch.Tensor,
+    kv_cache: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    cos_sin: torch.Tensor | None = None,
+    interleaved: bool = False,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    """See ``write_kv``."""
+    tokens, dim = positions.shape[0], kv_cache.shape[-1]
+    heads = qkv[:tokens].unflatten(1, (-1, dim))
+    q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    for x, weight in ((q, q_norm), (k, k_norm)):
+        if weight is not None:
+            wide = x.float()
+            normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+            x.copy_(normed * weight.to(x.dtype))
+        if cos_sin is not None:
+            x.copy_(_rotate(x.float(), cos_sin[positions], interleaved))
+    kept = slots >= 0
+    size = kv_cache.shape[3]
+    blocks, offsets = slots[kept] // size, slots[kept] % size
+    for side, x, scale in ((0, k, k_scale), (1, v, v_scale)):
+        stored = x[kept]
+        if kv_cache.dtype.itemsize == 1:
+            stored = (stored.float() / scale).clamp(-FP8_MAX, FP8_MAX)
+        kv_cache[blocks, side, :, offsets] = stored.to(kv_cache.dtype)
+
+
+def _rotate(x: torch.Tensor, table: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    rotary = table.shape[-1]
+    cos, sin = table.unsqueeze(1).chunk(2, dim=-1)
+    a, b = (x[..., 0:rotary:2], x[..., 1:rotary:2]) if interleaved else x[..., :rotary].chunk(2, dim=-1)
+    turned = (a * cos - b * sin, b * cos + a * sin)
+    joined = torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
+    return torch.cat((joined, x[..., rotary:]), dim=-1)
+
+
+@triton.jit
+def _scaled(x, w, rstd, normed, dtype: tl.constexpr):
+    """RMSNorm with the roundings of the reference: to dtype before the weight and after it. Rows not ``normed`` pass."""
+    y = (x * rstd[:, None]).to(dtype).to(tl.float32) * w
+    return tl.where(normed[:, None], y.to(dtype).to(tl.float32), x)
+
+
+@triton.jit
+def _put(dest, x, mask, inverse, FP8: tl.constexpr, limit: tl.constexpr):
+    if FP8:
+        x = tl.minimum(tl.maximum(x * inverse, -limit), limit)
+    tl.store(dest, x.to(dest.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _write_kv_kernel(
+    qkv, kv, positions, slots, cos_sin, q_norm, k_norm,
+    qkv_stride, kv_stride_block, kv_stride_side, kv_stride_head, kv_stride_token, table_stride,
+    eps, k_inverse, v_inverse,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_H: tl.constexpr,
+    ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
+    FP8: tl.constexpr, FP8_LIMIT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One token, BLOCK_H of its heads. A head is pairs (a, b) that turn together, then REST channels that don't."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    is_q = head < HEADS
+    is_k = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    is_kv = (head >= HEADS) & (head < HEADS + 2 * KV_HEADS)
+    dtype = qkv.dtype.element_ty
+
+    i = tl.arange(0, HALF_PAD)
+    if INTERLEAVED:
+        at_a = 2 * i
+        at_b = 2 * i + 1
+    else:
+        at_a = i
+        at_b = i + HALF
+    in_half = i < HALF
+    j = 2 * HALF + tl.arange(0, REST_PAD)
+    in_rest = j < DIM
+    pairs = (is_q | is_kv)[:, None] & in_half[None, :]
+    rests = (is_q | is_kv)[:, None] & in_rest[None, :]
+
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    slot = tl.load(slots + token)
+    row = qkv + token * qkv_stride + head[:, None] * DIM
+    a = tl.load(row + at_a[None, :], mask=pairs, other=0.0).to(tl.float32)
+    b = tl.load(row + at_b[None, :], mask=pairs, other=0.0).to(tl.float32)
+    if REST > 0:
+        c = tl.load(row + j[None, :], mask=rests, other=0.0).to(tl.float32)
+
+    if Q_NORM or K_NORM:
+        squares = tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)
+        if REST > 0:
+            squares += tl.sum(c * c, axis=1)
+        rstd = tl.rsqrt(squares / DIM + eps)
+        if Q_NORM:
+            a = _scaled(a, tl.load(q_norm + at_a, mask=in_half, other=0.0).to(tl.float32)[None, :], rstd, is_q, dtype)
+            b = _scaled(b, tl.load(q_norm + at_b, mask=in_half, other=0.0).to(tl.float32)[None, :], rstd, is_q, dtype)
+            if REST > 0:
+                c = _scaled(c, tl.load(q_norm + j, mask=in_rest, other=0.0).to(tl.float32)[None, :], rstd, is_q, dtype)
+        if K_NORM:
+            a = _scaled(a, tl.load(k_norm + at_a, mask=in_half, other=0.0).to(tl.float32)[None, :], rstd, is_k, dtype)
+            b = _scaled(b, tl.load(k_norm + at_b, mask=in_half, other=0.0).to(tl.float32)[None, :], rstd, is_k, dtype)
+            if REST > 0:
+                c = _scaled(c, tl.load(k_norm + j, mask=in_rest, other=0.0).to(tl.float32)[None, :], rstd, is_k, dtype)
+    if ROPE:
+        angles = cos_sin + tl.load(positions + token) * table_stride
+        cos = tl.load(angles + i, mask=in_half, other=1.0)[None, :]
+        sin = tl.load(angles + HALF + i, mask=in_half, other=0.0)[None, :]
+        turns = (is_q | is_k)[:, None]
+        turned = a * cos - b * sin
+        b = tl.where(turns, b * cos + a * sin, b)
+        a = tl.where(turns, turned, a)
+
+    if ROPE or Q_NORM:
+        tl.store(row + at_a[None, :], a.to(dtype), mask=pairs & is_q[:, None])
+        tl.store(row + at_b[None, :], b.to(dtype), mask=pairs & is_q[:, None])
+        if REST > 0 and Q_NORM:
+            tl.store(row + j[None, :], c.to(dtype), mask=rests & is_q[:, None])
+    if slot >= 0:
+        # what a 16-bit model stores is rounded to its own type first, as the reference does
+        side = tl.where(is_k, 0, 1)
+        kv_head = head - HEADS - side * KV_HEADS
+        inverse = tl.where(is_k, k_inverse, v_inverse)[:, None]
+        dest = kv + (slot // BLOCK_SIZE) * kv_stride_block + (slot % BLOCK_SIZE) * kv_stride_token
+        dest = dest + (side * kv_stride_side + kv_head * kv_stride_head)[:, None]
+        _put(dest + at_a[None, :], a.to(dtype).to(tl.float32), pairs & is_kv[:, None], inverse, FP8, FP8_LIMIT)
+        _put(dest + at_b[None, :], b.to(dtype).to(tl.float32), pairs & is_kv[:, None], inverse, FP8, FP8_LIMIT)
+        if REST > 0:
+            _put(dest + j[None, :], c.to(dtype).to(tl.float32), rests & is_kv[:, None], inverse, FP8, FP8_LIMIT)
+
+
+def write_kv(
+    qkv: torch.Tensor,
+    kv_cache: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    cos_sin: torch.Tensor | None = None,
+    interleaved: bool = False,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    pdl: bool = False,
+) -> None:
+    """Normalize and rotate q in place, and write normalized, rotated K and V of every token to its slot. One launch.
+
+    qkv:       [>= T, (num_heads + 2 * num_kv_heads) * head_dim]; q is overwritten, k and v are left as they came
+    kv_cache:  [num_blocks, 2, num_kv_heads, block_size, head_dim], any strides with a contiguous last dimension; a
+               float8_e4m3fn cache holds value / scale, clamped to the finite range
+    positions: int64 [T]
+    slots:     int64 [T]: block * block_size + offset; -1 writes nothing
+    cos_sin:   float32 [max_position, rotary_dim]: cos, then sin; None for no rotation
+    ``pdl`` launches it as a programmatic dependent of the kernel before it (sm_90).
+    """
+    tokens, dim = positions.shape[0], kv_cache.shape[-1]
+    if tokens == 0:
+        return
+    rotary = dim if cos_sin is None else cos_sin.shape[1]
+    half, rest = rotary // 2, dim - 2 * (rotary // 2)
+    # A decode wants many small programs, a prompt fewer, larger ones.
+    block_h, warps = (max(1, 512 // dim), 2) if tokens <= 64 else (max(1, 1024 // dim), 4)
+    total = num_heads + 2 * num_kv_heads
+    _write_kv_kernel[(tokens, triton.cdiv(total, block_h))](
+        qkv, kv_cache, positions, slots, cos_sin, q_norm, k_norm,
+        qkv.stride(0), kv_cache.stride(0), kv_cache.stride(1), kv_cache.stride(2), kv_cache.stride(3),
+        0 if cos_sin is None else cos_sin.stride(0),
+        eps, 1.0 / k_scale, 1.0 / v_scale,
+        HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=dim,
+        HALF=half, HALF_PAD=triton.next_power_of_2(half), REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)),
+        BLOCK_SIZE=kv_cache.shape[3], BLOCK_H=triton.next_power_of_2(block_h),
+        ROPE=cos_sin is not None, INTERLEAVED=interleaved and cos_sin is not None,
+        Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
+        FP8=kv_cache.dtype.itemsize == 1, FP8_LIMIT=FP8_MAX, PDL=pdl,
+        num_warps=warps, **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip

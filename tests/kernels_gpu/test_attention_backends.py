@@ -1,0 +1,202 @@
+"""GPU attention backends as a runner uses them, step by step, against the ground truth of attention/reference.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from octavo.attention.base import AttentionLayerSpec, AttentionMetadata, ForwardContext
+from octavo.attention.reference import ReferenceAttention
+from tests.kernels_gpu.attention_cases import DEVICE, INTERPRETED, needs_triton, rounding
+
+pytestmark = needs_triton
+DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
+BLOCK_SIZE = 16
+
+
+def make_layer(heads: int, kv_heads: int, dim: int, **options: Any) -> AttentionLayerSpec:
+    rng = torch.Generator().manual_seed(1)
+    angles = torch.rand(4096, dim // 2, generator=rng) * 6.28
+    table = torch.cat((angles.cos(), angles.sin()), dim=1).to(DEVICE)
+    return AttentionLayerSpec(0, heads, kv_heads, dim, dim**-0.5, rope_cos_sin=table, **options)
+
+
+def norms(dim: int) -> dict[str, torch.Tensor]:
+    rng = torch.Generator().manual_seed(2)
+    return {name: (1 + 0.1 * torch.randn(dim, generator=rng)).to(DEVICE, DTYPE) for name in ("q_norm", "k_norm")}
+
+
+def make_step(done: list[int], counts: list[int], tables: torch.Tensor, rows: list[int] | None, padding: int) -> AttentionMetadata:
+    """One step in which sequence s runs ``counts[s]`` tokens (0: it isn't in the step), decodes first, then padding tokens."""
+    work = sorted((s for s in range(len(done)) if counts[s]), key=lambda s: counts[s] != 1)
+    positions = [p for s in work for p in range(done[s], done[s] + counts[s])]
+    owners = [s for s in work for _ in range(counts[s])]
+    where = tables.cpu() if rows is None else tables.cpu()[rows]
+    slots = [int(where[s, p // BLOCK_SIZE]) * BLOCK_SIZE + p % BLOCK_SIZE for s, p in zip(owners, positions, strict=True)]
+    index = torch.tensor(work if rows is None else [rows[s] for s in work], device=DEVICE)
+    return AttentionMetadata(
+        num_tokens=len(positions),
+        num_seqs=len(work),
+        num_decodes=sum(counts[s] == 1 for s in work),
+        max_query_len=max(counts[s] for s in work),
+        max_seq_len=max(done[s] + counts[s] for s in work),
+        block_size=BLOCK_SIZE,
+        positions=torch.tensor(positions + [0] * padding, device=DEVICE),
+        slots=torch.tensor(slots + [-1] * padding, device=DEVICE),
+        query_start=torch.tensor([0] + [counts[s] for s in work], device=DEVICE).cumsum(0).int(),
+        seq_lens=torch.tensor([done[s] + counts[s] for s in work], dtype=torch.int32, device=DEVICE),
+        block_tables=tables[index] if rows is None else tables,
+        extra={} if rows is None else {"row_index": index},
+    )
+
+
+def run_steps(backend: Any, layer: AttentionLayerSpec, cuts: list[list[int]], indirect: bool) -> list[torch.Tensor]:
+    """Every sequence is fed in the pieces of its cuts; the outputs of the steps."""
+    rng = torch.Generator().manual_seed(5)
+    lengths = [sum(c) for c in cuts]
+    width = -(-max(lengths) // BLOCK_SIZE) + 1
+    tables = torch.randperm(len(cuts) * width, generator=rng).view(len(cuts), width).int()
+    rows = None
+    if indirect:
+        rows = [2 * s + 1 for s in range(len(cuts))]
+        spread = torch.zeros(2 * len(cuts) + 1, width, dtype=torch.int32)
+        spread[rows] = tables
+        tables = spread
+    tables = tables.to(DEVICE)
+    cache = backend.make_kv_cache(len(cuts) * width, BLOCK_SIZE, layer.num_kv_heads, layer.head_dim, DTYPE, DEVICE)
+    columns = (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
+    qkv = [torch.randn(length, columns, generator=rng).to(DEVICE, DTYPE) for length in lengths]
+    done, outputs = [0] * len(cuts), []
+    for step in range(max(map(len, cuts))):
+        counts = [c[step] if step < len(c) else 0 for c in cuts]
+        padding = step % 3
+        metadata = make_step(done, counts, tables, rows, padding)
+        order = sorted((s for s in range(len(cuts)) if counts[s]), key=lambda s: counts[s] != 1)
+        empty = torch.ones(padding, columns, device=DEVICE, dtype=DTYPE)
+        tokens = torch.cat([qkv[s][done[s] : done[s] + counts[s]] for s in order] + [empty])
+        if isinstance(backend, ReferenceAttention) and rows is not None:
+            metadata.block_tables = tables[metadata.extra["row_index"]]
+        backend.prepare(metadata)
+        outputs.append(backend.forward(tokens, layer, cache, ForwardContext(metadata, backend, [cache])))
+        done = [a + b for a, b in zip(done, counts, strict=True)]
+    return outputs
+
+
+CUTS = [[5, 1, 1, 1, 20], [1, 1, 1], [150, 1, 3, 1, 1, 1], [40, 100, 1, 1]]
+LONG = [[1000, 1, 1, 1], [1, 1, 1], [40, 700, 1, 1, 300, 1], [3000, 5, 1, 1]]
+
+
+def backends() -> list[str]:
+    return ["triton"] if INTERPRETED else ["triton", "flash_attention"]
+
+
+def make_backend(name: str) -> Any:
+    from octavo.attention.triton import TritonAttention
+
+    if name == "triton":
+        return TritonAttention(workspace_bytes=1 << 20) if INTERPRETED else TritonAttention()
+    from octavo.attention.flash_attention import FlashAttention, available
+
+    if not available():
+        pytest.skip("FlashAttention 3 needs the tokenspeed-fa3 wheel and a Hopper GPU")
+    return FlashAttention()
+
+
+@pytest.mark.parametrize("name", backends())
+@pytest.mark.parametrize("indirect", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "dim", "options"),
+    [
+        ((4, 2), 16 if INTERPRETED else 128, {}),
+        ((6, 2), 16 if INTERPRETED else 64, {"sliding_window": 30, "logit_soft_cap": 2.0, "rope_interleaved": True}),
+        ((4, 4), 16 if INTERPRETED else 256, {"sliding_window": 130}),
+    ],
+)
+def test_against_the_ground_truth(name: str, indirect: bool, heads, dim, options) -> None:
+    layer = make_layer(*heads, dim, **norms(dim), **options)
+    cuts = CUTS if INTERPRETED else LONG
+    ours = run_steps(make_backend(name), layer, cuts, indirect)
+    theirs = run_steps(ReferenceAttention(), layer, cuts, indirect)
+    for step, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        torch.testing.assert_close(a, b, **rounding(DTYPE), msg=lambda m, step=step: f"step {step}: {m}")
+
+
+def test_two_layers_share_a_plan_and_windows_have_their_own() -> None:
+    backend = make_backend("triton")
+    full, window = make_layer(4, 2, 16), make_layer(4, 2, 16, sliding_window=20)
+    tables = torch.arange(64, dtype=torch.int32, device=DEVICE).view(2, 32)
+    metadata = make_step([300, 40], [1, 1], tables, None, 0)
+    caches = [torch.randn(64, 2, 2, BLOCK_SIZE, 16).to(DEVICE, DTYPE) for _ in range(3)]
+    backend.prepare(metadata)
+    context = ForwardContext(metadata, backend, caches)
+    truth = ReferenceAttention()
+    for layer, cache in zip((full, window, full), caches, strict=True):
+        qkv = torch.randn(2, 8 * 16).to(DEVICE, DTYPE)
+        plain = cache.transpose(2, 3).contiguous()
+        ours = backend.forward(qkv.clone(), layer, cache, context)
+        torch.testing.assert_close(ours, truth.forward(qkv, layer, plain, context), **rounding(DTYPE))
+    assert len(metadata.extra["triton"]) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA graphs need an NVIDIA GPU")
+@pytest.mark.parametrize("name", ["triton", "flash_attention"])
+def test_in_a_cuda_graph(name: str) -> None:
+    """Captured once with 8 rows; replayed with other lengths, tables, slots and fewer sequences."""
+    backend, layer = make_backend(name), make_layer(16, 8, 128, **norms(128))
+    max_blocks, rows, blocks = 300, 8, 8 * 300
+    tables = torch.randperm(blocks).view(rows, max_blocks).int().to(DEVICE)
+    cache = backend.make_kv_cache(blocks, BLOCK_SIZE, 8, 128, DTYPE, DEVICE)
+    cache.copy_(torch.randn(cache.shape).to(DTYPE))
+    static = {
+        "positions": torch.zeros(rows, dtype=torch.int64, device=DEVICE),
+        "slots": torch.full((rows,), -1, dtype=torch.int64, device=DEVICE),
+        "seq_lens": torch.zeros(rows, dtype=torch.int32, device=DEVICE),
+        "row_index": torch.arange(rows, device=DEVICE),
+        "qkv": torch.zeros(rows, 32 * 128, dtype=DTYPE, device=DEVICE),
+    }
+    starts = torch.arange(rows + 1, dtype=torch.int32, device=DEVICE)
+
+    def step() -> torch.Tensor:
+        extra = {"row_index": static["row_index"]}
+        metadata = AttentionMetadata(
+            rows, rows, rows, 1, max_blocks * BLOCK_SIZE, BLOCK_SIZE,
+            static["positions"], static["slots"], starts, static["seq_lens"], tables, extra,
+        )  # fmt: skip
+        backend.prepare(metadata)
+        context = ForwardContext(metadata, backend, [cache])
+        backend.forward(static["qkv"].clone(), layer, cache, context)
+        return backend.forward(static["qkv"].clone(), layer, cache, context)
+
+    backend.make_workspace(rows, [layer], DTYPE, DEVICE)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    truth = ReferenceAttention()
+    for used in (8, 3, 8, 1):
+        lengths = torch.randint(1, max_blocks * BLOCK_SIZE, (used,))
+        order = torch.randperm(rows)[:used]
+        static["qkv"].copy_(torch.randn(rows, 32 * 128).to(DTYPE))
+        for name_, values, empty in (
+            ("positions", lengths - 1, 0),
+            ("seq_lens", lengths, 0),
+            ("row_index", order, 0),
+            ("slots", tables.cpu()[order, (lengths - 1) // BLOCK_SIZE].long() * BLOCK_SIZE + (lengths - 1) % BLOCK_SIZE, -1),
+        ):
+            static[name_].fill_(empty)
+            static[name_][:used] = values.to(DEVICE, static[name_].dtype)
+        plain = cache.transpose(2, 3).contiguous()
+        graph.replay()
+        metadata = AttentionMetadata(
+            used, used, used, 1, int(lengths.max()), BLOCK_SIZE, static["positions"], static["slots"], starts[: used + 1],
+            static["seq_lens"][:used], tables[static["row_index"][:used]],
+        )  # fmt: skip
+        expected = truth.forward(static["qkv"].clone(), layer, plain, ForwardContext(metadata, truth, [plain]))
+        torch.testing.assert_close(out[:used], expected[:used], **rounding(DTYPE))
+        assert not out[used:].any()

@@ -1,0 +1,232 @@
+"""Triton's attention kernels against their torch references: on a GPU, or by Triton's interpreter on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels_gpu.attention_cases import DEVICE, INTERPRETED, Batch, make_batch, needs_triton, rounding
+
+pytestmark = needs_triton
+SMALL = INTERPRETED  # the interpreter is slow
+DTYPES = [torch.float32] if INTERPRETED else [torch.bfloat16, torch.float16, torch.float32]
+
+
+def run_decode(
+    batch: Batch, q: torch.Tensor, heads: int, *, capacity: int = 256, programs: int = 7, min_split: int = 128, **options
+) -> torch.Tensor:
+    from octavo.kernels import attention_plan, decode_attention
+
+    kv_heads, dim = batch.cache.shape[2], batch.cache.shape[4]
+    seqs = len(batch.seq_lens)
+    plan = attention_plan.make_decode_plan(max(capacity, seqs), programs, DEVICE)
+    workspace = decode_attention.make_decode_workspace(max(capacity, seqs), seqs, heads, kv_heads, dim, DEVICE)
+    attention_plan.plan_decode(
+        plan, batch.seq_lens, seqs, kv_heads, window=options.get("window"), row_index=batch.row_index, min_split=min_split
+    )
+    out = torch.full((seqs, heads * dim), float("nan"), dtype=q.dtype, device=DEVICE)
+    decode_attention.decode_attention(q, batch.cache, batch.tables, plan, workspace, out, num_heads=heads, **options)
+    assert not workspace.arrived.any()  # left ready for the next layer
+    return out
+
+
+def reference(batch: Batch, q: torch.Tensor, heads: int, **options) -> torch.Tensor:
+    from octavo.kernels.decode_attention import attention_reference
+
+    dim, rows, results = batch.cache.shape[4], q[:, : heads * batch.cache.shape[4]].unflatten(1, (heads, -1)), []
+    assert rows.shape[2] == dim
+    starts = batch.query_start.tolist()
+    for s, length in enumerate(batch.seq_lens.tolist()):
+        mine = rows[starts[s] : starts[s + 1]]
+        table = batch.tables[int(batch.row_index[s])]
+        empty = torch.zeros_like(mine, dtype=torch.float32)
+        results.append(attention_reference(mine, batch.cache, table, length, **options) if length else empty)
+    return torch.cat(results).flatten(1)
+
+
+HEADS = [(2, 2), (6, 2), (8, 1), (7, 1)] if SMALL else [(8, 8), (16, 8), (32, 8), (28, 4), (32, 1), (9, 3)]
+LENGTHS = [1, 300, 0, 128, 129, 517] if SMALL else [1, 1300, 0, 128, 129, 9000, 20000, 64, 2048]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("dim", [16, 80] if SMALL else [64, 80, 96, 128, 256])
+@pytest.mark.parametrize(("block_size", "window", "cap"), [(16, None, None), (16, 140, 3.0), (128, None, 3.0), (256, 5, None)])
+def test_decode(dtype, heads, dim, block_size, window, cap) -> None:
+    batch = make_batch(LENGTHS, [1] * len(LENGTHS), heads[1], dim, block_size, dtype)
+    q = torch.randn(len(LENGTHS), (heads[0] + 3) * dim).to(DEVICE, dtype)
+    options = {"scale": dim**-0.5, "window": window, "soft_cap": cap}
+    ours = run_decode(batch, q, heads[0], **options)
+    torch.testing.assert_close(ours.float(), reference(batch, q, heads[0], **options), **rounding(dtype))
+
+
+def test_decode_has_the_same_bits_in_every_batch() -> None:
+    lengths = [400, 1, 260, 90] if SMALL else [7000, 1, 260, 513, 90, 2048, 2049, 30000]
+    heads, dim, dtype = 4, 32, DTYPES[0]
+    batch = make_batch(lengths, [1] * len(lengths), 2, dim, 16, dtype)
+    q = torch.randn(len(lengths), heads * dim).to(DEVICE, dtype)
+    together = run_decode(batch, q, heads, programs=5, scale=0.3)
+    for programs in (1, 64) if SMALL else (1, 3, 64, 500):
+        assert torch.equal(together, run_decode(batch, q, heads, programs=programs, scale=0.3))
+    for s in range(len(lengths)):
+        alone = Batch(batch.cache, batch.tables, batch.row_index[s : s + 1], batch.seq_lens[s : s + 1], [1])
+        assert torch.equal(together[s : s + 1], run_decode(alone, q[s : s + 1], heads, programs=9, scale=0.3))
+
+
+def test_decode_plan_gives_every_unit_once_and_evenly() -> None:
+    from octavo.kernels import attention_plan
+
+    rng = torch.Generator().manual_seed(3)
+    for trial in range(3 if SMALL else 30):
+        seqs = int(torch.randint(1, 20 if SMALL else 40, (1,), generator=rng))
+        lengths = torch.randint(0, 4000, (seqs,), generator=rng, dtype=torch.int32)
+        if trial % 2:
+            lengths[0] = 60000
+        window = 700 if trial % 3 == 2 else None
+        plan = attention_plan.make_decode_plan(600, 24, DEVICE)
+        attention_plan.plan_decode(plan, lengths.to(DEVICE), seqs, 4, window=window)
+        starts, units = plan.starts.tolist(), plan.units.tolist()
+        total = starts[-1]
+        assert starts[0] == 0
+        assert starts[24] == 4 * total <= 4 * 600
+        assert sorted(starts[:25]) == starts[:25]
+        position = {s: max(0, n - window) // 128 * 128 if window else 0 for s, n in enumerate(lengths.tolist())}
+        seen = []
+        for seq, row, begin, end, visible, split, splits, _ in units[:total]:
+            n = int(lengths[seq])
+            assert (row, visible) == (seq, max(0, n - window) if window else 0)
+            assert begin == position[seq] and begin % 128 == 0 and begin <= end <= n
+            position[seq] = end
+            seen.append((seq, split))
+            assert (split == splits - 1) == (end == n)
+        assert position == dict(enumerate(lengths.tolist()))
+        assert seen == sorted(set(seen))
+        weight = [64 + u[3] - u[2] for u in units[:total]] * 4
+        loads = [sum(weight[a:b]) for a, b in zip(starts[:24], starts[1:25], strict=True)]
+        assert max(loads) <= sum(weight) / 24 + 2 * max(weight)
+
+
+def test_decode_splits_are_coarser_when_the_workspace_is_small() -> None:
+    lengths = [1500 if SMALL else 3000] * 4
+    batch = make_batch(lengths, [1] * 4, 2, 16, 16, torch.float32)
+    q = torch.randn(4, 64, device=DEVICE)
+    ours = run_decode(batch, q, 4, capacity=10, scale=0.25)
+    torch.testing.assert_close(ours, reference(batch, q, 4, scale=0.25), **rounding(torch.float32))
+
+
+def run_extend(batch: Batch, q: torch.Tensor, heads: int, first_seq: int = 0, **options) -> torch.Tensor:
+    from octavo.kernels import attention_plan, extend_attention
+
+    kv_heads, dim = batch.cache.shape[2], batch.cache.shape[4]
+    config = options.pop("config", None) or extend_attention.extend_config(dim, heads // kv_heads, q.dtype)
+    starts = batch.query_start
+    tokens = int(starts[-1] - starts[first_seq])
+    tiles = attention_plan.plan_extend(starts, batch.seq_lens, first_seq, len(batch.counts), tokens, config.block_q(heads // kv_heads))
+    out = torch.full((len(q), heads * dim), 7.0, dtype=q.dtype, device=DEVICE)
+    extend_attention.extend_attention(
+        q, batch.cache, batch.tables, starts, batch.seq_lens, tiles, out,
+        num_heads=heads, row_index=batch.row_index, config=config, **options,
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("dim", [16, 80] if SMALL else [64, 80, 96, 128, 256])
+@pytest.mark.parametrize(("block_size", "window", "cap"), [(16, None, None), (16, 40, 3.0), (128, None, 3.0), (32, 200, None)])
+def test_extend(dtype, heads, dim, block_size, window, cap) -> None:
+    lengths, counts = ([1, 150, 64, 300], [1, 150, 3, 70]) if SMALL else ([1, 1500, 64, 3000, 700], [1, 1500, 3, 300, 129])
+    batch = make_batch(lengths, counts, heads[1], dim, block_size, dtype)
+    q = torch.randn(sum(counts), (heads[0] + 2) * dim).to(DEVICE, dtype)
+    options = {"scale": dim**-0.5, "window": window, "soft_cap": cap}
+    ours = run_extend(batch, q, heads[0], first_seq=1, **options)
+    assert bool((ours[0] == 7).all())  # the decode in front is not its business
+    torch.testing.assert_close(ours[1:].float(), reference(batch, q, heads[0], **options)[1:], **rounding(dtype))
+
+
+def test_extend_has_the_same_bits_for_every_cut() -> None:
+    length, dim, dtype = (330, 16, DTYPES[0]) if SMALL else (2300, 128, DTYPES[0])
+    whole = make_batch([length], [length], 2, dim, 16, dtype)
+    q = torch.randn(length, 4 * dim).to(DEVICE, dtype)
+    at_once, done = run_extend(whole, q, 4, scale=0.25), 0
+    for count in (length // 3, 1, 17, length - length // 3 - 18):
+        seen = torch.tensor([done + count], dtype=torch.int32, device=DEVICE)
+        piece = Batch(whole.cache, whole.tables, whole.row_index, seen, [count])
+        ours = run_extend(piece, q[done : done + count], 4, scale=0.25)
+        theirs = at_once[done : done + count]
+        # the interpreter's matrix products are NumPy's, whose bits depend on a row's place; the tensor cores' don't
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6) if INTERPRETED else torch.equal(ours, theirs), f"tokens from {done}"
+        done += count
+
+
+def test_extend_tiles_longest_context_first() -> None:
+    from octavo.kernels import attention_plan
+
+    counts, lengths = [1, 70, 5, 64, 33], [9, 700, 5, 64, 65]
+    starts = torch.tensor([0, *counts]).cumsum(0).int().to(DEVICE)
+    tiles = attention_plan.plan_extend(starts, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), 1, 5, sum(counts[1:]), 32)
+    found = [tuple(t) for t in tiles.tolist() if t[0] >= 0]
+    expected = [(s, i) for s in range(1, 5) for i in range(-(-counts[s] // 32))]
+    assert sorted(found) == expected
+    keys = [lengths[s] - counts[s] + (i + 1) * 32 for s, i in found]
+    assert keys == sorted(keys, reverse=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rope", ["none", "neox", "interleaved", "partial", "partial interleaved"])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "dim"), [((4, 2), 16), ((3, 1), 80)] if SMALL else [((32, 8), 128), ((9, 3), 64), ((3, 1), 80), ((8, 4), 256)]
+)
+def test_write_kv(dtype, rope, norm, heads, dim) -> None:
+    from octavo.kernels.write_kv import write_kv, write_kv_reference
+
+    lengths, counts = ([1, 30, 20], [1, 30, 3]) if SMALL else ([1, 300, 2000], [1, 300, 3])
+    batch = make_batch(lengths, counts, heads[1], dim, 16, dtype)
+    tokens = sum(counts)
+    positions, slots = torch.tensor(batch.positions(), device=DEVICE), torch.tensor(batch.slots(), device=DEVICE)
+    slots[0] = -1
+    rotary = dim // 2 if "partial" in rope else dim
+    options = {
+        "cos_sin": None if rope == "none" else torch.randn(2048, rotary).to(DEVICE),
+        "interleaved": "interleaved" in rope,
+        "q_norm": torch.randn(dim).to(DEVICE, dtype) if norm else None,
+        "k_norm": torch.randn(dim).to(DEVICE, dtype) if norm else None,
+    }
+    qkv = torch.randn(tokens + 2, (heads[0] + 2 * heads[1]) * dim).to(DEVICE, dtype)
+    theirs, their_cache = qkv.clone(), batch.cache.clone()
+    ours, our_cache = qkv.clone(), batch.cache.clone()
+    write_kv_reference(theirs, their_cache, positions, slots, *heads, **options)
+    write_kv(ours, our_cache, positions, slots, *heads, **options)
+    width = heads[0] * dim
+    torch.testing.assert_close(ours[:tokens, :width], theirs[:tokens, :width], **rounding(dtype))
+    torch.testing.assert_close(our_cache, their_cache, **rounding(dtype))
+    assert torch.equal(ours[:, width:], qkv[:, width:])
+    assert torch.equal(ours[tokens:], qkv[tokens:])
+    untouched = torch.ones(our_cache.shape[0], 16, dtype=torch.bool, device=DEVICE)
+    untouched.view(-1)[slots[slots >= 0]] = False
+    assert torch.equal(our_cache.permute(0, 3, 1, 2, 4)[untouched], batch.cache.permute(0, 3, 1, 2, 4)[untouched])
+
+
+def test_fp8_cache() -> None:
+    from octavo.kernels.write_kv import write_kv, write_kv_reference
+
+    dtype = torch.float32 if INTERPRETED else torch.bfloat16
+    heads, dim, lengths = (4, 2), 16 if SMALL else 128, [300, 40]
+    written = make_batch(lengths, lengths, heads[1], dim, 16, dtype, cache_dtype=torch.float8_e4m3fn)
+    positions, slots = torch.tensor(written.positions(), device=DEVICE), torch.tensor(written.slots(), device=DEVICE)
+    qkv = torch.randn(sum(lengths), (heads[0] + 2 * heads[1]) * dim).to(DEVICE, dtype) * 40
+    scales = {"k_scale": 0.25, "v_scale": 0.5}
+    their_cache = written.cache.clone()
+    write_kv_reference(qkv.clone(), their_cache, positions, slots, *heads, **scales)
+    write_kv(qkv, written.cache, positions, slots, *heads, **scales)
+    assert torch.equal(written.cache.float(), their_cache.float())
+
+    q = torch.randn(sum(lengths), heads[0] * dim).to(DEVICE, dtype)
+    options = {"scale": 0.01, **scales}
+    tolerance = {"rtol": 3e-2, "atol": 0.3}  # values up to about 200
+    ours = run_extend(written, q, heads[0], **options)
+    torch.testing.assert_close(ours.float(), reference(written, q, heads[0], **options), **tolerance)
+    single = Batch(written.cache, written.tables, written.row_index, written.seq_lens, [1, 1])
+    ours = run_decode(single, q[:2], heads[0], **options)
+    torch.testing.assert_close(ours.float(), reference(single, q[:2], heads[0], **options), **tolerance)
