@@ -5,6 +5,7 @@
 ``OCTAVO_CACHE_DIR``   Where built kernels are kept (default: ``$XDG_CACHE_HOME/octavo``, ``~/.cache/octavo``).
 ``OCTAVO_CPU_KERNELS`` 0 runs the torch references instead of the C kernels (tests, and to look for a fault).
 ``OCTAVO_STEPS_AHEAD`` 1 runs the GPU's one-step-ahead pipeline on the CPU too (tests).
+``OCTAVO_DECODE_GRAPHS`` 1 runs decode steps from the device-side rows on the CPU too, as CUDA graphs do (tests).
 ``OCTAVO_LOG_LEVEL``   debug, info, warning or error: how much to log when no flag says it.
 =====================  ==============================================================================================
 """
@@ -51,11 +52,20 @@ def read_str(name: str) -> str | None:
 
 def steps_ahead(default: int) -> int:
     """How many steps the executor runs ahead of what the host has read: 0 or 1."""
-    text = read_str("OCTAVO_STEPS_AHEAD")
+    return _read_bit("OCTAVO_STEPS_AHEAD", default)
+
+
+def decode_graphs(default: bool) -> bool:
+    """Whether decode steps run from the device-side rows alone."""
+    return bool(_read_bit("OCTAVO_DECODE_GRAPHS", default))
+
+
+def _read_bit(name: str, default: int) -> int:
+    text = read_str(name)
     if text is None:
-        return default
+        return int(default)
     if text not in ("0", "1"):
-        raise ConfigError(f"OCTAVO_STEPS_AHEAD must be 0 or 1; got {text!r}.")
+        raise ConfigError(f"{name} must be 0 or 1; got {text!r}.")
     return int(text)
 
 

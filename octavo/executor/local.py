@@ -89,6 +89,7 @@ class LocalExecutor:
             max_model_len=self.max_model_len,
             vocab_size=model_config.vocab_size,
             device=self.device,
+            use_graphs=env.decode_graphs(not on_cpu and not config.enforce_eager),
         )
         with self._timed("warm_up"):
             report("warm-up", None, "")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from octavo.attention.base import AttentionBackend, AttentionMetadata, ForwardContext
+from octavo.executor.decode_graphs import LOGITS, DecodeGraphs
 from octavo.executor.rows import BatchRows
 from octavo.sampling.batch import SamplingState
 from octavo.sampling.logprobs import prompt_logprobs
@@ -18,18 +18,30 @@ from octavo.types import Advance, RowInit, StepPlan, StepResult, TokenLogprobs, 
 LOGITS_CHUNK = 256  # prompt positions whose logits exist at the same time, for prompt_logprobs
 
 
-@dataclass(slots=True)
 class PendingStep:
-    """A submitted step whose sampled tokens the host has not read."""
+    """A submitted step whose sampled tokens the host has not read.
 
-    step: int
-    rows: list[int]
-    output: SampleOutput | None
-    prompt_logprobs: dict[int, list[TokenLogprobs]]
+    On a GPU the copy to the host is queued right behind the step, so that reading it does not wait for the step after.
+    """
+
+    __slots__ = ("done", "output", "prompt_logprobs", "rows", "step")
+
+    def __init__(self, step: int, rows: list[int], output: SampleOutput | None, prompt_logprobs: dict[int, list[TokenLogprobs]]) -> None:
+        self.step = step
+        self.rows = rows
+        self.output = output
+        self.prompt_logprobs = prompt_logprobs
+        self.done: torch.cuda.Event | None = None
+        if output is not None and output.token_ids.is_cuda:
+            self.output = output.start_copy()
+            self.done = torch.cuda.Event()
+            self.done.record()
 
     def to_result(self) -> StepResult:
         if self.output is None:
             return StepResult(self.step, [], [], None, self.prompt_logprobs)
+        if self.done is not None:
+            self.done.synchronize()
         token_ids, logprobs = self.output.to_host()
         return StepResult(self.step, self.rows, token_ids, logprobs, self.prompt_logprobs)
 
@@ -54,7 +66,9 @@ class ModelRunner:
         max_model_len: int,
         vocab_size: int,
         device: torch.device,
+        use_graphs: bool = False,
     ) -> None:
+        self.max_model_len = max_model_len
         self.model = model
         self.backend = backend
         self.kv_caches = kv_caches
@@ -62,7 +76,11 @@ class ModelRunner:
         self.device = device
         self.vocab_size = vocab_size
         self.rows = BatchRows(max_rows, -(-max_model_len // block_size), device)
-        self.sampler = Sampler(SamplingState(max_rows, vocab_size, device))
+        self.sampler = Sampler(SamplingState(max_rows + 1, vocab_size, device))
+        make_workspace = getattr(backend, "make_workspace", None)
+        if make_workspace is not None:
+            make_workspace(max_rows, model.attention_layers, kv_caches[0].dtype, device)
+        self.graphs = DecodeGraphs(self, max_rows) if use_graphs else None
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingStep:
@@ -75,6 +93,8 @@ class ModelRunner:
         if not plan.advances:
             return PendingStep(plan.step, [], None, {})
 
+        if self.graphs is not None and is_decode(plan):
+            return self._replay(plan, self.graphs)
         token_ids, metadata = self._build_inputs(plan.advances)
         self.backend.prepare(metadata)
         hidden = self.model(token_ids, ForwardContext(metadata, self.backend, self.kv_caches))
@@ -85,8 +105,21 @@ class ModelRunner:
         if rows:
             logits = self.model.compute_logits(hidden[self._to_device(np.array(sources, dtype=np.int64))])
             output = self.sampler.sample(logits, rows, positions)
-            self.rows.last_token[self._to_device(np.array(rows, dtype=np.int64))] = output.token_ids
+            row_index = self._to_device(np.array(rows, dtype=np.int64))
+            self.rows.last_token[row_index] = output.token_ids
+            self.rows.num_computed[row_index] = self._to_device(np.array(positions, dtype=np.int64))
         return PendingStep(plan.step, rows, output, entries)
+
+    def _replay(self, plan: StepPlan, graphs: DecodeGraphs) -> PendingStep:
+        """A step in which every sequence runs its newest token and draws the next, as a CUDA graph."""
+        rows = [a.row for a in plan.advances]
+        mode = self.sampler.graph_mode(rows)
+        if mode is not None:
+            return PendingStep(plan.step, rows, SampleOutput(graphs.run(rows, mode)), {})
+        logits = graphs.run(rows, LOGITS)
+        output = self.sampler.sample(logits, rows, [a.start + 1 for a in plan.advances])
+        self.rows.last_token[graphs.row_index[: len(rows)]] = output.token_ids
+        return PendingStep(plan.step, rows, output, {})
 
     def _build_inputs(self, advances: list[Advance]) -> tuple[torch.Tensor, AttentionMetadata]:
         """Flat token ids [T] and where each of them lives. Sampled tokens come from the rows, not from the host."""
@@ -125,6 +158,7 @@ class ModelRunner:
         table_of_token = tables if seq_of_token is None else tables[self._to_device(seq_of_token)]
         blocks = table_of_token.gather(1, (device_positions // self.block_size).unsqueeze(1)).squeeze(1)
         seq_lens = starts + counts
+        self.rows.num_computed[row_index] = self._to_device(seq_lens)
         metadata = AttentionMetadata(
             num_tokens=num_tokens,
             num_seqs=num_seqs,
@@ -172,6 +206,11 @@ class ModelRunner:
         self.execute(StepPlan(-1, [Advance(0, 0, 4, [0] * 4, (0,))], [init])).to_result()
         self.execute(StepPlan(-1, [Advance(0, 4, 1, None, (0,))])).to_result()
         self.sampler.state.clear_row(0)
+
+
+def is_decode(plan: StepPlan) -> bool:
+    """Whether every advance of the plan runs its row's newest token and draws the next one."""
+    return all(a.token_ids is None and len(a.sample_rows) == 1 for a in plan.advances)
 
 
 def _sampled(advances: list[Advance]) -> tuple[list[int], list[int], list[int]]:

@@ -6,23 +6,37 @@ sampled is written to its row, and step N+1 reads it there.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
 from octavo.types import BlockAppend, RowInit
 
 
-class BatchRows:
-    """Rows of running sequences.
+@dataclass(slots=True)
+class DecodeInputs:
+    """What a decode step of B rows runs on: token_ids, positions, slots int64 [B], seq_lens int32 [B]."""
 
-    last_token:  int64 [max_rows]              the newest sampled token, whose K and V are not in blocks yet
-    block_table: int32 [max_rows, max_blocks]  block ids in token order; entries past a row's blocks are undefined
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    seq_lens: torch.Tensor
+
+
+class BatchRows:
+    """Rows of running sequences, and a spare one at the end that pads decode graphs.
+
+    last_token:   int64 [max_rows + 1]              the newest sampled token, whose K and V are not in blocks yet
+    num_computed: int64 [max_rows + 1]              tokens whose K and V are in blocks: the position of the next to run
+    block_table:  int32 [max_rows + 1, max_blocks]  block ids in token order; entries past a row's blocks are undefined
     """
 
     def __init__(self, max_rows: int, max_blocks: int, device: torch.device) -> None:
         self.device = device
-        self.last_token = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self.block_table = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device)
+        self.last_token = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
+        self.num_computed = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
+        self.block_table = torch.zeros(max_rows + 1, max_blocks, dtype=torch.int32, device=device)
         # On the CPU the host writes the rows in place; elsewhere one packed copy a step does it.
         self._table_view = self.block_table.numpy() if device.type == "cpu" else None
 
@@ -42,3 +56,22 @@ class BatchRows:
         packed = torch.from_numpy(np.array([list(cells.keys()), list(cells.values())], dtype=np.int64)).pin_memory()
         packed = packed.to(self.device, non_blocking=True)
         self.block_table.view(-1).index_copy_(0, packed[0], packed[1].to(torch.int32))
+
+    def decode_inputs(self, row_index: torch.Tensor, spare_row: int, block_size: int) -> DecodeInputs:
+        """Inputs of a step in which each of ``row_index`` (int64 [B]) runs its newest token. Spare rows write nothing."""
+        positions = self.num_computed[row_index]
+        blocks = self.block_table[row_index, positions // block_size]
+        slots = blocks.to(torch.int64) * block_size + positions % block_size
+        spare = row_index == spare_row
+        return DecodeInputs(
+            token_ids=self.last_token[row_index],
+            positions=positions,
+            slots=slots.masked_fill(spare, -1),
+            seq_lens=(positions + 1).masked_fill(spare, 0).to(torch.int32),
+        )
+
+    def advance(self, row_index: torch.Tensor, tokens: torch.Tensor | None) -> None:
+        """After such a step: one more token is computed, and ``tokens`` (int64 [B]) are the newest. Spare rows stay at 0."""
+        self.num_computed[row_index] = torch.where(row_index == self.num_computed.shape[0] - 1, 0, self.num_computed[row_index] + 1)
+        if tokens is not None:
+            self.last_token[row_index] = tokens

@@ -158,7 +158,18 @@ class SamplingState:
         if not members.any():
             return None
         index = None if members.all() else self._index(members)
-        packed = self._packed.index_select(0, row_index if index is None else row_index[index])
+        return self._device_group(row_index if index is None else row_index[index], index, first_candidates(top_k[members].tolist()))
+
+    def device_group(self, row_index: torch.Tensor) -> DrawGroup:
+        """Parameters of rows that only the device knows (int64 [B]); greedy ones have temperature 1."""
+        return self._device_group(row_index, None, 0)
+
+    def device_is_greedy(self, row_index: torch.Tensor) -> torch.Tensor:
+        """bool [B]"""
+        return self._packed.view(torch.float64)[:, _TEMPERATURE][row_index] == 0.0
+
+    def _device_group(self, row_index: torch.Tensor, index: torch.Tensor | None, candidates: int) -> DrawGroup:
+        packed = self._packed.index_select(0, row_index)
         floats = packed.view(torch.float64)
         temperature = floats[:, _TEMPERATURE].to(torch.float32)
         temperature = torch.where(temperature > 0, temperature, 1.0)  # greedy rows in ``everything``: any will do
@@ -167,7 +178,7 @@ class SamplingState:
             packed[:, _TOP_K].contiguous(),
             floats[:, _TOP_P].contiguous(),
             floats[:, _MIN_P].contiguous(),
-            first_candidates(top_k[members].tolist()),
+            candidates,
         )
         return DrawGroup(index, params, packed[:, _KEY].contiguous())
 

@@ -26,6 +26,10 @@ class LogprobsTensors:
     values: torch.Tensor
     ranks: torch.Tensor
 
+    def start_copy(self) -> LogprobsTensors:
+        """The same on the host, once the stream has come there."""
+        return LogprobsTensors(*(t.to("cpu", non_blocking=True) for t in (self.ids, self.values, self.ranks)))
+
     def to_host(self, counts: Sequence[int]) -> list[TokenLogprobs]:
         """One entry per row, with counts[i] alternatives. Waits for the device."""
         ids, values, ranks = self.ids.tolist(), self.values.tolist(), self.ranks.tolist()

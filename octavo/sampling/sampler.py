@@ -15,6 +15,9 @@ from octavo.sampling.truncation import draw_from_candidates, draw_from_weights, 
 from octavo.types import TokenLogprobs
 
 
+GREEDY, RANDOM, TRUNCATED = "greedy", "random", "truncated"
+
+
 @dataclass(slots=True)
 class LogprobsGroup:
     """``tensors`` row j belongs to the step's row indices[j], which asked for counts[j] alternatives."""
@@ -30,6 +33,11 @@ class SampleOutput:
 
     token_ids: torch.Tensor
     logprobs: list[LogprobsGroup] = field(default_factory=list)
+
+    def start_copy(self) -> SampleOutput:
+        """The same on the host, in pinned memory that holds it once all that is queued on the stream now has run."""
+        groups = [LogprobsGroup(g.indices, g.counts, g.tensors.start_copy()) for g in self.logprobs]
+        return SampleOutput(self.token_ids.to("cpu", non_blocking=True), groups)
 
     def to_host(self) -> tuple[list[int], list[TokenLogprobs | None] | None]:
         """(token ids, one TokenLogprobs or None per row; None instead of the list if no row asked). Waits for the device."""
@@ -74,6 +82,28 @@ class Sampler:
         for feature, chosen in selection.features:
             feature.update(tokens, chosen, step)
         return SampleOutput(tokens, [self._logprobs(part, logits, tokens) for part in raw])
+
+    def graph_mode(self, rows: Sequence[int]) -> str | None:
+        """How ``sample_rows`` may draw for these rows: greedy, random or truncated. None: a row needs more than drawing."""
+        selection = self.state.select(rows)
+        if selection.features or selection.logprobs:
+            return None
+        if selection.all_greedy:
+            return GREEDY
+        return RANDOM if selection.truncated is None else TRUNCATED
+
+    def sample_rows(self, logits: torch.Tensor, row_index: torch.Tensor, positions: torch.Tensor, mode: str) -> torch.Tensor:
+        """Draw without the host: for CUDA graphs, where only the tensors' values differ from step to step.
+
+        logits float32 [B, V]; row_index, positions int64 [B], on the device; ``mode`` from ``graph_mode``. Returns int64 [B].
+        """
+        if mode == GREEDY:
+            return _greedy(logits)
+        group = self.state.device_group(row_index)
+        logits = repair(logits)
+        weights = kept_weights(logits, group.params) if mode == TRUNCATED else full_weights(logits, group.params.temperature)
+        drawn = draw_from_weights(weights, uniforms(group.keys, positions))
+        return torch.where(self.state.device_is_greedy(row_index), logits.argmax(-1), drawn)
 
     @torch.inference_mode()
     def distribution(self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> torch.Tensor:

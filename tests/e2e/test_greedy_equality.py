@@ -94,7 +94,9 @@ def test_forced_preemption(prompts: list[list[int]], expected: list[list[int]], 
     assert llm.engine.stats().num_preemptions > 0
 
 
-def test_one_step_ahead(prompts: list[list[int]], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device_rows", [0, 1])
+def test_one_step_ahead(prompts: list[list[int]], expected: list[list[int]], device_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_STEPS_AHEAD", "1")
+    monkeypatch.setenv("OCTAVO_DECODE_GRAPHS", str(device_rows))
     llm = make_llm(enable_prefix_caching=True, max_num_seqs=24, max_num_batched_tokens=80)
     assert run(llm, prompts) == expected
