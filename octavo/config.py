@@ -66,6 +66,11 @@ class DeviceOptions:
     """Device"""
 
     device: str = flag("auto", "Where to run.", choices=("auto", "cpu", "cuda"))
+    attention_backend: str = flag(
+        "auto",
+        "Attention kernels; auto takes the fastest that is there.",
+        choices=("auto", "cpu", "reference", "triton", "flash"),
+    )
     enforce_eager: bool = flag(False, "Do not use CUDA graphs.")
     tensor_parallel_size: int = flag(1, "Number of GPUs that share every layer.", short="-tp")
 

@@ -11,19 +11,37 @@ if TYPE_CHECKING:
 
     from octavo.attention.base import AttentionBackend
 
-BACKENDS = ("cpu", "reference")
+BACKENDS = {"cpu": ("cpu",), "triton": ("cuda",), "flash": ("cuda",), "reference": ("cpu", "cuda")}  # name -> devices
 
 
 def select_backend(device: torch.device | str, name: str | None = None) -> AttentionBackend:
-    """The best backend for a device, or the one that is named (``BACKENDS``). ConfigError for a name or device without one."""
+    """The best backend for a device, or the one that is named (``BACKENDS``; None and "auto" choose).
+
+    ConfigError for a name that isn't there, or one that can't run on the device.
+    """
     kind = str(device).partition(":")[0]
-    if name is None:
-        if kind != "cpu":
-            raise ConfigError(f"There is no attention backend for device {device} yet. Use --device cpu.")
-        name = "cpu"
+    if name in (None, "auto"):
+        name = _best(kind)
+    if name not in BACKENDS:
+        raise ConfigError(f"Unknown attention backend {name!r}; there are {', '.join(BACKENDS)}.")
+    if kind not in BACKENDS[name]:
+        fitting = [n for n, kinds in BACKENDS.items() if kind in kinds]
+        raise ConfigError(f"Attention backend {name} can't run on device {device}; use one of {', '.join(fitting)}.")
+    return _make(name)
+
+
+def _best(kind: str) -> str:
+    if kind == "cpu":
+        return "cpu"
+    if kind != "cuda":
+        raise ConfigError(f"There is no attention backend for device {kind}. Use --device cpu.")
+    from octavo.attention.flash_attention import FlashAttention
+
+    return "flash" if FlashAttention.unavailable() is None else "triton"
+
+
+def _make(name: str) -> AttentionBackend:
     if name == "cpu":
-        if kind != "cpu":
-            raise ConfigError(f"Attention backend cpu can't run on device {device}.")
         from octavo.attention.cpu import CpuAttention
 
         return CpuAttention()
@@ -31,4 +49,13 @@ def select_backend(device: torch.device | str, name: str | None = None) -> Atten
         from octavo.attention.reference import ReferenceAttention
 
         return ReferenceAttention()
-    raise ConfigError(f"Unknown attention backend {name!r}; there are {', '.join(BACKENDS)}.")
+    if name == "triton":
+        from octavo.attention.triton import TritonAttention
+
+        return TritonAttention()
+    from octavo.attention.flash_attention import FlashAttention
+
+    reason = FlashAttention.unavailable()
+    if reason is not None:
+        raise ConfigError(f"--attention-backend flash can't run here: {reason} Use triton, or install the extra octavo[hopper].")
+    return FlashAttention()
