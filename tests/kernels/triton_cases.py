@@ -14,7 +14,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HAS_GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if HAS_GPU else "cpu"
 
-needs_triton = pytest.mark.skipif(not (INTERPRETED or HAS_GPU), reason="needs a CUDA GPU, or TRITON_INTERPRET=1 (test_triton_interpreter.py)")
+needs_triton = pytest.mark.skipif(not (INTERPRETED or HAS_GPU), reason="needs a GPU, or TRITON_INTERPRET=1 (test_triton_interpreter.py)")
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA GPU")
 
 

@@ -89,6 +89,8 @@ _SIGNATURES = {
     "octavo_attention_plan": (c_int64, [POINTER(StepArgs), POINTER(LayerArgs), c_void_p, c_int64, POINTER(c_int64)]),
     "octavo_paged_attention": (c_int, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]),
     "octavo_attention_layer": (c_int, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]),
+    "octavo_argmax_rows": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int]),
+    "octavo_sample_rows": (c_int, [c_void_p, c_int64, c_int64, c_int64, *[c_void_p] * 6, c_int]),
     "octavo_set_gomp_parallel": (None, [c_void_p]),
 }
 

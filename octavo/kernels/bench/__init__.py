@@ -1,0 +1,1 @@
+"""Benchmarks of kernels against their references and floors; for a machine with a GPU."""

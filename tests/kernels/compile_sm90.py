@@ -1,0 +1,136 @@
+"""Compiles kernels for sm_90 without a GPU and prints what each costs: registers, spills, shared memory.
+
+    python -m tests.kernels.compile_sm90 [part of a name ...]
+
+Run by test_triton_interpreter.py in a process of its own. Exits with 1 if one does not compile, or spills.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+SM90 = GPUTarget("cuda", 90, 32)
+BF16, FP32, I32, I64 = "*bf16", "*fp32", "*i32", "*i64"
+
+
+@dataclass
+class Case:
+    """A kernel with argument types (in order; "1" is the integer 1), and its constants."""
+
+    name: str
+    kernel: Any
+    types: dict[str, str]
+    constants: dict[str, Any]
+    options: dict[str, int] = field(default_factory=dict)
+    loose: tuple[str, ...] = ()  # integers not known to be divisible by 16
+
+
+def gemv_case(config: Any, rows: int, weight_rows: int, k: int, gated: bool = False, norm: bool = False) -> Case:
+    from octavo.kernels.triton import gemv
+
+    types = {"x_ptr": BF16, "w_ptr": BF16, "bias_ptr": BF16, "y_ptr": BF16}
+    constants = {"K": k, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "SPLIT_K": config.split_k}
+    constants |= {"GATED": gated, "HAS_BIAS": False, "USE_PDL": True}
+    name = f"{config.kernel} m{rows} {weight_rows}x{k} bn{config.block_n} bk{config.block_k} s{config.split_k} w{config.num_warps}"
+    if config.kernel == "gemv":
+        types |= {"residual_ptr": BF16, "total_ptr": BF16, "norm_ptr": BF16, "eps": "fp32", "partial_ptr": FP32, "counter_ptr": I32}
+        types |= {"M": "i32", "N": "i32", "x_stride": "i32", "residual_stride": "i32"}
+        constants |= {"ROWS": triton.next_power_of_2(rows), "HAS_NORM": norm, "HAS_RESIDUAL": norm}
+        kernel = gemv.gemv_kernel
+    else:
+        from octavo.kernels.triton.linear import padded_rows
+
+        types |= {"partial_ptr": FP32, "counter_ptr": I32, "M": "i32", "N": "i32", "x_stride": "i32"}
+        constants |= {"BLOCK_M": padded_rows(rows), "STAGES": config.num_stages, "PREFETCH": config.prefetch}
+        kernel = gemv.skinny_kernel
+    suffix = (" gated" if gated else "") + (" norm" if norm else "")
+    return Case(name + suffix, kernel, types, constants, {"num_warps": config.num_warps}, loose=("M",))
+
+
+def linear_cases() -> Iterator[Case]:
+    from octavo.kernels.triton.linear import heuristic
+
+    for rows, weight_rows, k, gated in [
+        (1, 4096, 1024, False), (1, 6144, 1024, True), (1, 1024, 3072, False), (2, 6144, 4096, False), (4, 1024, 1024, False),
+        (1, 4096, 12288, False), (8, 24576, 4096, True), (16, 4096, 4096, False),
+    ]:  # fmt: skip
+        yield gemv_case(heuristic(rows, weight_rows, k), rows, weight_rows, k, gated)
+    yield gemv_case(heuristic(1, 6144, 4096), 1, 6144, 4096, norm=True)
+
+
+def elementwise_cases() -> Iterator[Case]:
+    from octavo.kernels.triton import activation, norm
+
+    for width in (1024, 4096, 16384):
+        types = {"x_ptr": BF16, "residual_ptr": BF16, "weight_ptr": BF16, "out_ptr": BF16, "total_ptr": BF16, "eps": "fp32"}
+        types |= {"x_stride": "i32", "residual_stride": "i32"}
+        constants = {"WIDTH": width, "BLOCK": width, "HAS_RESIDUAL": True, "USE_PDL": True}
+        yield Case(f"rms_norm {width}", norm._rms_norm_kernel, types, constants, {"num_warps": norm._warps(width)})
+    for kind in (activation.SILU, activation.GELU_TANH, activation.GELU):
+        constants = {"WIDTH": 3072, "BLOCK": 1024, "KIND": kind, "USE_PDL": True}
+        yield Case(f"act_and_mul {kind}", activation._act_and_mul_kernel, {"x_ptr": BF16, "out_ptr": BF16, "x_stride": "i32"}, constants)
+
+
+def compile_case(case: Case) -> Any:
+    signature, attributes = {}, {}
+    for index, name in enumerate(case.kernel.arg_names):
+        if name in case.constants:
+            signature[name] = "constexpr"
+            continue
+        signature[name] = case.types[name]
+        if case.types[name][0] == "*" or (case.types[name][0] == "i" and name not in case.loose):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=case.kernel, signature=signature, constexprs=case.constants, attrs=attributes)
+    return triton.compile(source, target=SM90, options=case.options)
+
+
+def resources(compiled: Any) -> tuple[int, int]:
+    """(registers a thread, bytes of local memory), as the machine code says."""
+    tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found, text
+    return int(found[1]), int(found[2])
+
+
+def cases() -> Iterator[Case]:
+    yield from elementwise_cases()
+    yield from linear_cases()
+
+
+def main(wanted: list[str]) -> int:
+    bad = 0
+    for case in cases():
+        if wanted and not any(part in case.name for part in wanted):
+            continue
+        start = time.time()
+        try:
+            compiled = compile_case(case)
+            registers, local = resources(compiled)
+        except Exception as error:  # noqa: BLE001 - all are listed
+            print(f"FAILED {case.name}: {type(error).__name__}: {str(error)[:500]}")
+            bad += 1
+            continue
+        bad += local > 0
+        costs = f"{registers:4} registers {local:4} B local {compiled.metadata.shared:7} B shared {time.time() - start:5.1f} s"
+        print(f"{case.name:58} {costs}", flush=True)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
