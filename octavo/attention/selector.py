@@ -35,9 +35,9 @@ def _best(kind: str) -> str:
         return "cpu"
     if kind != "cuda":
         raise ConfigError(f"There is no attention backend for device {kind}. Use --device cpu.")
-    from octavo.attention.flash_attention import FlashAttention
+    from octavo.attention.flash_attention import available
 
-    return "flash" if FlashAttention.unavailable() is None else "triton"
+    return "flash" if available() else "triton"
 
 
 def _make(name: str) -> AttentionBackend:
@@ -53,9 +53,10 @@ def _make(name: str) -> AttentionBackend:
         from octavo.attention.triton import TritonAttention
 
         return TritonAttention()
-    from octavo.attention.flash_attention import FlashAttention
+    from octavo.attention.flash_attention import FlashAttention, available
 
-    reason = FlashAttention.unavailable()
-    if reason is not None:
-        raise ConfigError(f"--attention-backend flash can't run here: {reason} Use triton, or install the extra octavo[hopper].")
+    if not available():
+        raise ConfigError(
+            "--attention-backend flash needs a Hopper GPU and the wheel tokenspeed-fa3 (extra octavo[hopper]). Use triton, or install it."
+        )
     return FlashAttention()

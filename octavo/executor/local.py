@@ -7,6 +7,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from octavo.distributed.group import Group
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.executor.memory import available_memory, kv_budget
 from octavo.executor.model_runner import ModelRunner, PendingStep
+from octavo.executor.profile import step_peak_bytes
 from octavo.log import kv_cache_line
 from octavo.models.config import ModelConfig
 from octavo.models.loader import load_model
@@ -25,7 +27,6 @@ from octavo.types import StepPlan, StepResult
 logger = logging.getLogger("octavo.executor")
 
 Progress = Callable[[str, "float | None", str], None]  # stage, fraction 0..1 or None, detail
-GPU_STEP_RESERVE = 2 * 2**30  # activations, logits and the sampler of one step, until they are measured
 
 
 class LocalExecutor:
@@ -62,35 +63,36 @@ class LocalExecutor:
                 seed=config.seed,
                 progress=lambda fraction: report("weights", fraction, ""),
             )
-        backend = select_backend(self.device)
-        with self._timed("kv_cache"):
-            budget = kv_budget(
-                config,
-                model_config,
-                max_model_len=max_model_len,
-                dtype_bytes=self.dtype.itemsize,
-                free_bytes=self._free_bytes(config),
-                on_cpu=on_cpu,
-            )
-            self.num_blocks = budget.num_blocks
-            kv_caches = [
-                backend.make_kv_cache(self.num_blocks, config.block_size, spec.num_kv_heads, spec.head_dim, self.dtype, self.device)
+        backend = select_backend(self.device, config.attention_backend)
+
+        def make_caches(num_blocks: int) -> list[Any]:
+            return [
+                backend.make_kv_cache(num_blocks, config.block_size, spec.num_kv_heads, spec.head_dim, self.dtype, self.device)
                 for spec in model.attention_layers
             ]
-        # Only --num-gpu-blocks-override can give less than one longest sequence; then no longer one is served.
-        self.max_model_len = min(max_model_len, self.num_blocks * config.block_size)
-        report("KV cache", None, kv_cache_line(self.num_blocks, config.block_size, self.max_model_len))
+
         self.runner = ModelRunner(
             model,
             backend,
-            kv_caches,
+            make_caches(1),
             block_size=config.block_size,
             max_rows=config.max_num_seqs,
-            max_model_len=self.max_model_len,
+            max_model_len=max_model_len,
             vocab_size=model_config.vocab_size,
             device=self.device,
             use_graphs=env.decode_graphs(not on_cpu and not config.enforce_eager),
         )
+        with self._timed("profile"):
+            free_bytes = available_memory() if on_cpu else self._free_gpu_bytes(config, max_model_len)
+        with self._timed("kv_cache"):
+            budget = kv_budget(
+                config, model_config, max_model_len=max_model_len, dtype_bytes=self.dtype.itemsize, free_bytes=free_bytes, on_cpu=on_cpu
+            )
+            self.num_blocks = budget.num_blocks
+            self.runner.kv_caches = make_caches(self.num_blocks)
+        # Only --num-gpu-blocks-override can give less than one longest sequence; then no longer one is served.
+        self.max_model_len = min(max_model_len, self.num_blocks * config.block_size)
+        report("KV cache", None, kv_cache_line(self.num_blocks, config.block_size, self.max_model_len))
         with self._timed("warm_up"):
             report("warm-up", None, "")
             self.runner.warm_up()
@@ -106,12 +108,13 @@ class LocalExecutor:
     def shutdown(self) -> None:
         self._pending.clear()
 
-    def _free_bytes(self, config: EngineConfig) -> int:
-        if self.device.type == "cpu":
-            return available_memory()
+    def _free_gpu_bytes(self, config: EngineConfig, max_model_len: int) -> int:
+        """What --gpu-memory-utilization leaves for the KV cache, whoever else uses the card."""
+        budget = config.token_budget(max_model_len, "cuda")
+        peak = step_peak_bytes(self.runner, token_budget=budget, max_rows=config.max_num_seqs)
         free, total = torch.cuda.mem_get_info(self.device)
-        used = total - free
-        return int(total * config.gpu_memory_utilization) - used - GPU_STEP_RESERVE
+        logger.debug("a step needs up to %.2f GiB beside weights and KV cache", peak / 2**30)
+        return int(total * config.gpu_memory_utilization) - (total - free) - peak
 
     def _timed(self, name: str) -> _Timer:
         return _Timer(self.timings, name)

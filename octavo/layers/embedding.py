@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from octavo.distributed.group import Group
+from octavo.layers import ops
 from octavo.layers.slots import WeightSlot, empty_parameter
 from octavo.quantization.base import LinearPart, LinearScheme
 
@@ -81,6 +82,9 @@ class ParallelLMHead(nn.Module):
             scheme.share_weight(self, tied.weight)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        weight = self.scheme.plain_weight(self)
+        if weight is not None and self.group.size == 1:
+            return ops.linear(hidden, weight, None, out_dtype=torch.float32)[:, : self.vocab_size]
         logits = self.scheme.apply(self, hidden, None)
         if self.group.size > 1:
             logits = self.group.all_gather(logits, dim=-1)[:, : self.vocab_size]

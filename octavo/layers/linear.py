@@ -6,15 +6,19 @@ add the ranks' results. A column layer followed by a row layer needs one all-red
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
 
 from octavo.distributed.group import Group
+from octavo.layers import ops
+from octavo.layers.norm import RMSNorm
 from octavo.layers.parallel import divide, local_heads
 from octavo.layers.slots import WeightSlot, empty_parameter
 from octavo.quantization.base import LinearPart, LinearScheme
+
+Gate = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Linear(nn.Module):
@@ -33,6 +37,20 @@ class Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in_features] -> [T, out_features]; both are this rank's."""
         return self.scheme.apply(self, x, self.bias)
+
+    def after_norm(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, *, gated: Gate | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, residual [T, in_features] -> (this product of norm(x + residual), x + residual), fused as far as kernels reach.
+
+        ``gated``: the activation that joins the product's two halves, [T, out_features / 2].
+        """
+        weight = self.scheme.plain_weight(self)
+        if weight is None or not (gated is None or gated is ops.silu_and_mul):
+            normed, residual = norm(x, residual)
+            y = self(normed)
+            return (y if gated is None else gated(y)), residual
+        return ops.norm_linear(x, norm.weight, norm.eps, weight, self.bias, residual, gated=gated is not None)
 
     def weight_slots(self, prefix: str) -> Iterator[tuple[str, WeightSlot]]:
         parent = prefix.rpartition(".")[0]

@@ -1,53 +1,80 @@
-"""The one place where layers meet kernels: each operation is the dispatching function of ``kernels/``, or plain torch.
+"""The one place where layers meet kernels: each operation goes to the fastest kernel of the device that its input is on.
 
-Layers call ``ops.<operation>`` and know nothing of devices.
+Layers call ``ops.<operation>`` and know nothing of devices. Triton is imported when the first CUDA tensor comes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from octavo.kernels import gelu_and_mul as _gelu
+from octavo.kernels import packed_linear as _packed
+from octavo.kernels import rms_norm as _norm
+from octavo.kernels import silu_and_mul as _silu
 
-def _rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """x, residual [T, H] -> (norm(x + residual) * weight, x + residual); without a residual the second is x itself."""
+    if x.is_cuda:
+        from octavo.kernels.triton.norm import rms_norm as kernel
+
+        return kernel(x, weight, eps, residual)
+    return _norm.rms_norm(x, weight, eps, residual)
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """x [T, 2I], gate half first -> silu(gate) * up, [T, I]."""
+    if x.is_cuda:
+        from octavo.kernels.triton.activation import silu_and_mul as kernel
+
+        return kernel(x)
+    return _silu.silu_and_mul(x)
+
+
+def gelu_and_mul(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """x [T, 2I], gate half first -> gelu(gate) * up, [T, I]; ``approximate``: none or tanh."""
+    if x.is_cuda:
+        from octavo.kernels.triton.activation import gelu_and_mul as kernel
+
+        return kernel(x, approximate)
+    return _gelu.gelu_and_mul(x, approximate)
+
+
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool = False, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """x [T, K], weight [N, K] -> x W^T + b [T, N], or silu(first half) * second half [T, N / 2] if ``gated``."""
+    if x.is_cuda:
+        from octavo.kernels.triton.linear import linear as kernel
+
+        return kernel(x, weight, bias, gated=gated, out_dtype=out_dtype)
+    y = F.linear(x, weight, bias)
+    y = silu_and_mul(y) if gated else y
+    return y if out_dtype is None else y.to(out_dtype)
+
+
+def norm_linear(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    *,
+    gated: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if residual is not None:
-        x = x + residual
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return normed.to(x.dtype) * weight, x
+    """(``linear`` of RMSNorm(x + residual), x + residual): one kernel where that was measured to be faster."""
+    if x.is_cuda:
+        from octavo.kernels.triton.linear import norm_linear as kernel
+
+        return kernel(x, norm_weight, eps, weight, bias, residual, gated=gated)
+    normed, total = rms_norm(x, norm_weight, eps, residual)
+    return linear(normed, weight, bias, gated=gated), total
 
 
-def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    gate, up = x.chunk(2, dim=-1)
-    return F.silu(gate) * up
-
-
-def _gelu_and_mul(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    gate, up = x.chunk(2, dim=-1)
-    return F.gelu(gate, approximate=approximate) * up
-
-
-def _prepack_linear(weight: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:
-    return None
-
-
-def _resolve(name: str, fallback: Callable[..., Any], module: str | None = None) -> Callable[..., Any]:
-    module = f"octavo.kernels.{module or name}"
-    # find_spec first: an ImportError inside a kernel must surface, not turn into the slow path
-    return getattr(import_module(module), name) if find_spec(module) else fallback
-
-
-# rms_norm(x [T, H], weight [H], eps, residual [T, H] | None) -> (normed, new residual): new residual = x + residual, or x itself
-rms_norm = _resolve("rms_norm", _rms_norm)
-# x [T, 2I], gate half first -> [T, I]
-silu_and_mul = _resolve("silu_and_mul", _silu_and_mul)
-gelu_and_mul = _resolve("gelu_and_mul", _gelu_and_mul)
-# weight [out, in] -> a function (x [T, in], bias | None) -> [T, out] that holds its own packed copy, or None to keep the weight
-prepack_linear = _resolve("prepack_linear", _prepack_linear, "packed_linear")
+def prepack_linear(weight: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:
+    """weight [out, in] -> a function (x [T, in], bias | None) -> [T, out] that holds its own packed copy; None: keep the weight."""
+    return None if weight.is_cuda else _packed.prepack_linear(weight)

@@ -42,7 +42,7 @@ class Build:
 
 
 class SelfAttention(nn.Module):
-    """qkv -> (QK-norm, RoPE, KV write, attention) in the backend -> o."""
+    """norm -> qkv -> (QK-norm, RoPE, KV write, attention) in the backend -> o."""
 
     def __init__(self, build: Build, layer_index: int, rope_table: torch.Tensor | None) -> None:
         super().__init__()
@@ -70,12 +70,15 @@ class SelfAttention(nn.Module):
             )
         )
 
-    def forward(self, x: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        return self.o_proj(self.attn(self.qkv_proj(x), context))
+    def forward(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, context: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        qkv, residual = self.qkv_proj.after_norm(norm, x, residual)
+        return self.o_proj(self.attn(qkv, context)), residual
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)), gate and up in one product."""
+    """norm -> down(act(gate(x)) * up(x)), gate and up in one product."""
 
     def __init__(self, build: Build) -> None:
         super().__init__()
@@ -86,8 +89,9 @@ class GatedMLP(nn.Module):
         self.down_proj = RowParallelLinear(width, config.hidden_size, **common)
         self.act = gated_activation(config.hidden_act)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act(self.gate_up_proj(x)))
+    def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        activated, residual = self.gate_up_proj.after_norm(norm, x, residual, gated=self.act)
+        return self.down_proj(activated), residual
 
 
 class DecoderLayer(nn.Module):
@@ -104,10 +108,8 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, context: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.input_layernorm(x, residual)
-        x = self.self_attn(x, context)
-        x, residual = self.post_attention_layernorm(x, residual)
-        return self.mlp(x), residual
+        x, residual = self.self_attn(self.input_layernorm, x, residual, context)
+        return self.mlp(self.post_attention_layernorm, x, residual)
 
 
 class Decoder(nn.Module):

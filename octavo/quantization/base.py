@@ -56,3 +56,7 @@ class LinearScheme(Protocol):
     def apply(self, module: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, in_features] -> [T, out_features] in x's dtype."""
         ...
+
+    def plain_weight(self, module: torch.nn.Module) -> torch.Tensor | None:
+        """The [out_features, in_features] weight for kernels that fuse something with the product; None if there is none."""
+        ...

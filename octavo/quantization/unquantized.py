@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from octavo.layers import ops
 from octavo.layers.slots import WeightSlot, empty_parameter
 from octavo.quantization.base import LinearPart
 
@@ -52,4 +52,8 @@ class UnquantizedScheme:
 
     def apply(self, module: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         packed = module.packed
-        return F.linear(x, module.weight, bias) if packed is None else packed(x, bias)
+        return ops.linear(x, module.weight, bias) if packed is None else packed(x, bias)
+
+    def plain_weight(self, module: nn.Module) -> torch.Tensor | None:
+        """The [out, in] weight for kernels that fuse something with the product; None where it was packed away."""
+        return module.weight
