@@ -20,11 +20,10 @@ from octavo.attention.base import AttentionLayerSpec, AttentionMetadata, Forward
 from octavo.errors import ConfigError
 from octavo.kernels.attention_plan import DecodePlan, make_decode_plan, plan_decode, plan_extend
 from octavo.kernels.decode_attention import DecodeConfig, DecodeWorkspace, decode_attention, decode_config, make_decode_workspace
-from octavo.kernels.extend_attention import extend_attention, extend_config
+from octavo.kernels.extend_attention import ExtendConfig, extend_attention, extend_config
 from octavo.kernels.write_kv import write_kv
 
 EXTRA = "triton"  # the backend's key in AttentionMetadata.extra: which task lists this step has made
-_Tasks = dict[Any, Any]
 WORKSPACE_BYTES = 64 << 20  # partial results of split sequences; more splits than fit are cut coarser
 
 
@@ -37,14 +36,25 @@ class TritonAttention:
     Args:
         programs: decode programs; None: as many as fit the device beside each other.
         pdl: launch the decode chain's kernels as programmatic dependents; None: where the device can (sm_90).
+        workspace_bytes: for partial results of split sequences, per head geometry; too few only means coarser splits.
+        decode_config, extend_config: launch parameters instead of the tuned ones.
     """
 
     name = "triton"
 
-    def __init__(self, programs: int | None = None, pdl: bool | None = None, workspace_bytes: int = WORKSPACE_BYTES) -> None:
+    def __init__(
+        self,
+        programs: int | None = None,
+        pdl: bool | None = None,
+        workspace_bytes: int = WORKSPACE_BYTES,
+        decode_config: DecodeConfig | None = None,
+        extend_config: ExtendConfig | None = None,
+    ) -> None:
         self._programs = programs
         self._pdl = pdl
         self._workspace_bytes = workspace_bytes
+        self._decode_config = decode_config
+        self._extend_config = extend_config
         self._max_seqs = 0
         self._plans: dict[tuple[Any, ...], DecodePlan] = {}
         self._workspaces: dict[tuple[Any, ...], DecodeWorkspace] = {}
@@ -76,12 +86,10 @@ class TritonAttention:
     def forward(self, qkv: torch.Tensor, layer: AttentionLayerSpec, kv_cache: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """See AttentionBackend. Rows past the step's tokens become zero."""
         metadata = context.attention
-        tasks = metadata.extra.get(EXTRA)
-        if tasks is None:
+        if EXTRA not in metadata.extra:
             self.prepare(metadata)
-            tasks = metadata.extra[EXTRA]
         # before write_kv: a programmatic dependent may only rely on what its predecessor waited for
-        plan = self._decode_plan(layer, kv_cache.dtype, metadata, tasks) if metadata.num_decodes else None
+        plan = self.plan_decode(layer, kv_cache, metadata) if metadata.num_decodes else None
         write_kv(
             qkv, kv_cache, metadata.positions[: metadata.num_tokens], metadata.slots[: metadata.num_tokens],
             layer.num_heads, layer.num_kv_heads, layer.rope_cos_sin, layer.rope_interleaved,
@@ -89,30 +97,42 @@ class TritonAttention:
         )  # fmt: skip
         out = qkv.new_empty(qkv.shape[0], layer.num_heads * layer.head_dim)
         if plan is not None:
-            self._decode(qkv, layer, kv_cache, metadata, plan, out)
+            self.decode(qkv, layer, kv_cache, metadata, plan, out)
         if metadata.num_seqs > metadata.num_decodes:
-            self._extend(qkv, layer, kv_cache, metadata, tasks, out)
+            self.extend(qkv, layer, kv_cache, metadata, out)
         used = metadata.num_decodes if metadata.num_seqs == metadata.num_decodes else metadata.num_tokens
         if out.shape[0] > used:
             out[used:].zero_()
         return out
 
-    def _decode(
-        self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, plan: DecodePlan, out: torch.Tensor
+    def plan_decode(self, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata) -> Any:
+        """The step's task list for layers of this shape and window, made if this is the first of them."""
+        plan, _ = self._decode_buffers(layer, cache.dtype, m.seq_lens.device)
+        tasks = m.extra[EXTRA]
+        if id(plan) not in tasks:
+            plan_decode(
+                plan, m.seq_lens, m.num_decodes, layer.num_kv_heads, window=layer.sliding_window,
+                row_index=m.extra.get("row_index"), min_split=self._config(layer, cache.dtype).min_split,
+            )  # fmt: skip
+            tasks[id(plan)] = True
+        return plan
+
+    def decode(
+        self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, plan: Any, out: torch.Tensor
     ) -> None:
-        workspace = self._decode_buffers(layer, cache.dtype, qkv.device)[1]
+        """Rows 0 .. num_decodes - 1 of ``out``. K and V are in the cache, q is rotated; ``plan`` is ``plan_decode``'s."""
+        _, workspace = self._decode_buffers(layer, cache.dtype, qkv.device)
         decode_attention(
             qkv, cache, m.block_tables, plan, workspace, out,
             num_heads=layer.num_heads, scale=layer.scale, window=layer.sliding_window, soft_cap=layer.logit_soft_cap,
-            pdl=self._use_pdl(qkv.device),
+            config=self._config(layer, cache.dtype), pdl=self._use_pdl(qkv.device),
         )  # fmt: skip
 
-    def _extend(
-        self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, tasks: _Tasks, out: torch.Tensor
-    ) -> None:
+    def extend(self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, out: torch.Tensor) -> None:
+        """Rows num_decodes .. num_tokens - 1 of ``out``, the tokens of sequences num_decodes .. num_seqs - 1."""
         group = layer.num_heads // layer.num_kv_heads
-        config = extend_config(layer.head_dim, group, qkv.dtype)
-        block_q = config.block_q(group)
+        config = self._extend_config or extend_config(layer.head_dim, group, qkv.dtype)
+        tasks, block_q = m.extra[EXTRA], config.block_q(group)
         if (key := ("extend", block_q)) not in tasks:
             tasks[key] = plan_extend(m.query_start, m.seq_lens, m.num_decodes, m.num_seqs, m.num_tokens - m.num_decodes, block_q)
         extend_attention(
@@ -121,15 +141,8 @@ class TritonAttention:
             window=layer.sliding_window, soft_cap=layer.logit_soft_cap, config=config,
         )  # fmt: skip
 
-    def _decode_plan(self, layer: AttentionLayerSpec, dtype: torch.dtype, m: AttentionMetadata, tasks: _Tasks) -> DecodePlan:
-        plan = self._decode_buffers(layer, dtype, m.seq_lens.device)[0]
-        if id(plan) not in tasks:
-            plan_decode(
-                plan, m.seq_lens, m.num_decodes, layer.num_kv_heads, window=layer.sliding_window,
-                row_index=m.extra.get("row_index"), min_split=_config(layer, dtype).min_split,
-            )  # fmt: skip
-            tasks[id(plan)] = True
-        return plan
+    def _config(self, layer: AttentionLayerSpec, dtype: torch.dtype) -> DecodeConfig:
+        return self._decode_config or decode_config(layer.head_dim, layer.num_heads // layer.num_kv_heads, dtype)
 
     def _reserve(self, max_seqs: int) -> None:
         if max_seqs <= self._max_seqs:
@@ -140,7 +153,7 @@ class TritonAttention:
         self._plans, self._workspaces = {}, {}
 
     def _decode_buffers(self, layer: AttentionLayerSpec, dtype: torch.dtype, device: torch.device) -> tuple[DecodePlan, DecodeWorkspace]:
-        config = _config(layer, dtype)
+        config = self._config(layer, dtype)
         shape = (layer.num_heads, layer.num_kv_heads, layer.head_dim, device)
         programs = self._programs or _multiprocessors(device) * config.programs_per_sm
         key = (*shape, layer.sliding_window, programs, config.min_split)
@@ -156,10 +169,6 @@ class TritonAttention:
         if self._pdl is None:
             self._pdl = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
         return self._pdl
-
-
-def _config(layer: AttentionLayerSpec, dtype: torch.dtype) -> DecodeConfig:
-    return decode_config(layer.head_dim, layer.num_heads // layer.num_kv_heads, dtype)
 
 
 def _multiprocessors(device: torch.device) -> int:

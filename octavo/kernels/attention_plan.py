@@ -33,7 +33,8 @@ def _splits(span, limit, MIN_SPLIT: tl.constexpr, ALIGN: tl.constexpr):
     return tl.maximum((span + size - 1) // size, 1), size
 
 
-@triton.jit
+# Values and alignments that change from step to step must not make new variants: each costs a compilation while users wait.
+@triton.jit(do_not_specialize=["seq_lens", "row_index", "num_seqs", "capacity", "window"])
 def _decode_plan_kernel(
     seq_lens, row_index, units, starts, num_seqs, capacity, window,
     KV_HEADS: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr,
@@ -107,7 +108,7 @@ def _decode_plan_kernel(
             tl.store(starts + PROGRAMS + 1, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["query_start", "seq_lens", "first_seq", "num_seqs"])
 def _extend_plan_kernel(
     query_start, seq_lens, tiles, first_seq, num_seqs,
     BLOCK_Q: tl.constexpr, BLOCK_S: tl.constexpr,
@@ -174,11 +175,16 @@ def plan_decode(
         raise ValueError(f"An attention plan of {plan.capacity} units can't hold {num_seqs} sequences; make a larger workspace.")
     _decode_plan_kernel[(max(num_seqs, plan.programs + 1),)](
         seq_lens, row_index, plan.units, plan.starts, num_seqs, plan.capacity, window or 0,
-        KV_HEADS=num_kv_heads, PROGRAMS=plan.programs, BLOCK_S=triton.next_power_of_2(max(num_seqs, 16)),
+        KV_HEADS=num_kv_heads, PROGRAMS=plan.programs, BLOCK_S=_block_s(num_seqs),
         ROWS=row_index is not None, WINDOWED=window is not None,
         MIN_SPLIT=min_split, MAX_SPLITS=MAX_SPLITS, HALVINGS=MAX_SPLITS.bit_length() - 1,
         ALIGN=ALIGN, OVERHEAD=64, FIELDS=UNIT_FIELDS, num_warps=4,
     )  # fmt: skip
+
+
+def _block_s(num_seqs: int) -> int:
+    """Lanes for a vector of sequences, in few sizes, as each is a variant to compile."""
+    return 256 if num_seqs <= 256 else triton.next_power_of_2(max(num_seqs, 1024))
 
 
 def plan_extend(
@@ -192,6 +198,6 @@ def plan_extend(
     tiles = torch.empty(bound, 2, dtype=torch.int32, device=seq_lens.device)
     _extend_plan_kernel[(bound,)](
         query_start, seq_lens, tiles, first_seq, num_seqs,
-        BLOCK_Q=block_q, BLOCK_S=triton.next_power_of_2(max(num_seqs - first_seq, 16)), num_warps=4,
+        BLOCK_Q=block_q, BLOCK_S=_block_s(num_seqs - first_seq), num_warps=4,
     )  # fmt: skip
     return tiles

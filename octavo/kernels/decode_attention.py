@@ -58,14 +58,15 @@ class DecodeConfig:
 
 def decode_config(head_dim: int, group: int, dtype: torch.dtype) -> DecodeConfig:
     """The launch parameters for a head size, query heads per KV head and cache type, from ``bench.attention --tune``."""
-    wide = triton.next_power_of_2(head_dim) * dtype.itemsize
+    wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a token's K
+    fit = 2 if group > 16 else 3
     if wide > 512:
         return DecodeConfig(block_n=32, num_stages=2, programs_per_sm=2)
     if wide > 256:
-        return DecodeConfig(block_n=32, num_stages=3, programs_per_sm=2)
-    if wide <= 128:
-        return DecodeConfig(block_n=128, num_stages=3, programs_per_sm=3)
-    return DecodeConfig()
+        return DecodeConfig(block_n=32, num_stages=3, programs_per_sm=fit)
+    if wide <= 128 and dtype.itemsize > 1:
+        return DecodeConfig(block_n=128, num_stages=3, programs_per_sm=fit)
+    return DecodeConfig(programs_per_sm=fit, num_stages=3 if dtype.itemsize > 1 else 4)
 
 
 @dataclass(slots=True)
@@ -115,7 +116,7 @@ def _decode_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_DOT: tl.constexpr, GROUP_PAD: tl.constexpr,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PROGRAMS: tl.constexpr, MAX_SPLITS: tl.constexpr, MERGE: tl.constexpr,
-    FIELDS: tl.constexpr, LOG2_E: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    FIELDS: tl.constexpr, LOG2_E: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -152,7 +153,7 @@ def _decode_kernel(
         total = tl.zeros([GROUP_DOT], tl.float32)
         acc = tl.zeros([GROUP_DOT, DIM_PAD], tl.float32)
         ids = _block_ids(table, begin, end, BLOCK_SIZE, BLOCK_N)
-        for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
+        for start in range(begin, end, BLOCK_N):
             tokens = start + n
             inside = tokens < end
             at = k_head + ids * kv_stride_block + (tokens % BLOCK_SIZE) * kv_stride_token
@@ -271,7 +272,7 @@ def decode_attention(
         KV_HEADS=kv_heads, GROUP=group, GROUP_DOT=max(16, group_pad), GROUP_PAD=group_pad,
         DIM=dim, DIM_PAD=dim_pad, BLOCK_SIZE=block_size, BLOCK_N=config.block_n,
         WINDOWED=window is not None, CAPPED=soft_cap is not None, PROGRAMS=plan.programs, MAX_SPLITS=MAX_SPLITS,
-        MERGE=max(1, min(16, 8192 // (group_pad * dim_pad))), FIELDS=UNIT_FIELDS, LOG2_E=LOG2_E, STAGES=config.num_stages,
+        MERGE=max(1, min(16, 8192 // (group_pad * dim_pad))), FIELDS=UNIT_FIELDS, LOG2_E=LOG2_E,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
-        num_warps=config.num_warps, **({"launch_pdl": True} if pdl else {}),
+        num_warps=config.num_warps, num_stages=config.num_stages, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip

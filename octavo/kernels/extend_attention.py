@@ -32,13 +32,12 @@ class ExtendConfig:
 
 def extend_config(head_dim: int, group: int, dtype: torch.dtype) -> ExtendConfig:
     """The launch parameters for a head size, query heads per KV head and query type."""
-    wide = triton.next_power_of_2(head_dim) * dtype.itemsize
-    block_m = max(128 if wide <= 256 else 64, triton.next_power_of_2(group))
-    if wide > 512:
-        return ExtendConfig(block_m=max(32, triton.next_power_of_2(group)), block_n=32, num_warps=4, num_stages=2)
-    if wide > 256:
-        return ExtendConfig(block_m=block_m, block_n=64, num_warps=4, num_stages=2)
-    return ExtendConfig(block_m=block_m)
+    rows = triton.next_power_of_2(group)
+    if dtype.itemsize > 2:  # no tensor cores: what counts is that the tiles stay in registers
+        return ExtendConfig(block_m=max(32, rows), block_n=32 if head_dim <= 128 else 16, num_warps=8, num_stages=2)
+    if head_dim > 128:
+        return ExtendConfig(block_m=max(128, rows), block_n=64, num_warps=8, num_stages=2)
+    return ExtendConfig(block_m=max(128, rows))
 
 
 @triton.jit
@@ -83,14 +82,14 @@ def _step(
     return acc, m_new, total, ids
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_index", "query_start", "seq_lens", "window"])
 def _extend_kernel(
     q, q_stride, out, out_stride, kv, kv_stride_block, kv_stride_side, kv_stride_head, kv_stride_token,
     tables, table_stride, row_index, query_start, seq_lens, tiles,
     scale, window, soft_cap, v_scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, LOG2_E: tl.constexpr, STAGES: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, LOG2_E: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0) // KV_HEADS
@@ -127,13 +126,13 @@ def _extend_kernel(
             begin = tl.maximum(context + first - window + 1, 0) // BLOCK_N * BLOCK_N
             whole = begin
         ids = _block_ids(table, begin, end, BLOCK_SIZE, BLOCK_N)
-        for start in tl.range(begin, whole, BLOCK_N, num_stages=STAGES):
+        for start in range(begin, whole, BLOCK_N):
             acc, m, total, ids = _step(
                 acc, m, total, ids, q_tile, k_head, table, start, end, position,
                 kv_stride_block, kv_stride_side, kv_stride_token, scale, window, soft_cap,
                 False, WINDOWED, CAPPED, DIM, DIM_PAD, BLOCK_SIZE, BLOCK_N, LOG2_E, PRECISION,
             )  # fmt: skip
-        for start in tl.range(whole, end, BLOCK_N, num_stages=STAGES):
+        for start in range(whole, end, BLOCK_N):
             acc, m, total, ids = _step(
                 acc, m, total, ids, q_tile, k_head, table, start, end, position,
                 kv_stride_block, kv_stride_side, kv_stride_token, scale, window, soft_cap,
@@ -178,6 +177,6 @@ def extend_attention(
         KV_HEADS=kv_heads, GROUP=group, DIM=dim, DIM_PAD=triton.next_power_of_2(dim),
         BLOCK_SIZE=block_size, BLOCK_M=config.block_m, BLOCK_Q=config.block_q(group), BLOCK_N=config.block_n,
         WINDOWED=window is not None, CAPPED=soft_cap is not None, ROWS=row_index is not None, LOG2_E=LOG2_E,
-        STAGES=config.num_stages, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=config.num_warps,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

@@ -71,7 +71,7 @@ def _put(dest, x, mask, inverse, FP8: tl.constexpr, limit: tl.constexpr):
     tl.store(dest, x.to(dest.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["positions", "slots"])
 def _write_kv_kernel(
     qkv, kv, positions, slots, cos_sin, q_norm, k_norm,
     qkv_stride, kv_stride_block, kv_stride_side, kv_stride_head, kv_stride_token, table_stride,
