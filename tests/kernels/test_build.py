@@ -54,7 +54,7 @@ def test_the_name_follows_sources_flags_and_compiler(monkeypatch: pytest.MonkeyP
     compiler = build.find_compiler()
     name = build.library_name(compiler)
     assert name == build.library_name(compiler)
-    monkeypatch.setenv("OCTAVO_CPU_FLAGS", "-march=x86-64")
+    monkeypatch.setenv("OCTAVO_CPU_FLAGS", "-O1 -DNAME_TEST")
     assert name != build.library_name(compiler)
     monkeypatch.delenv("OCTAVO_CPU_FLAGS")
     (tmp_path / "a.c").write_text("int x;")
