@@ -19,6 +19,7 @@ import torch
 
 from octavo.attention.base import AttentionMetadata, ForwardContext
 from octavo.sampling.feature import upload
+from octavo.types import RowInit, TokenParams
 
 if TYPE_CHECKING:
     from octavo.executor.model_runner import ModelRunner
@@ -54,6 +55,8 @@ class DecodeGraphs:
         self.query_start = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.graphs: dict[tuple[int, str], CapturedStep] = {}
+        # The spare row draws too, so it needs parameters that can be drawn with.
+        runner.sampler.state.init_row(RowInit(self.spare_row, TokenParams(temperature=0.0), 0, [0], [], []))
         self._rows: list[int] | None = None
         self._filled = 0
 
