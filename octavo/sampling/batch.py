@@ -14,7 +14,7 @@ from octavo.sampling.logprobs import resolve_count
 from octavo.sampling.masks import AllowedTokens, BadWords, LogitBias, MinTokens
 from octavo.sampling.penalties import Penalties
 from octavo.sampling.random import row_key
-from octavo.sampling.truncation import DrawParams, first_candidates
+from octavo.sampling.truncation import DrawParams
 from octavo.types import RowInit
 
 GREEDY_BELOW = 1e-5  # a temperature below it is greedy: in float32 it could not be told from 0 anyway
@@ -24,20 +24,11 @@ _NUM_COLUMNS = 5
 
 
 @dataclass(slots=True)
-class DrawGroup:
-    """Rows of a step that draw in the same way. index: int64 [G] into the step's rows, None for all of them in order."""
-
-    index: torch.Tensor | None
-    params: DrawParams
-    keys: torch.Tensor  # int64 [G], see random.row_key
-
-
-@dataclass(slots=True)
 class Selection:
     """What follows from which rows draw, kept while the same rows go on drawing.
 
-    ``greedy`` indexes rows that take the argmax; None: none does. ``full`` rows draw from the whole vocabulary,
-    ``truncated`` ones cut it first. ``everything``: all rows as one group, for the path that reads nothing back.
+    ``params`` and ``keys`` (int64 [R], see random.row_key) stand for all rows in order; greedy ones have temperature 0.
+    ``truncates``: some row that is not greedy cuts the vocabulary first.
     """
 
     rows: tuple[int, ...]
@@ -45,11 +36,9 @@ class Selection:
     row_index: torch.Tensor
     features: list[tuple[LogitFeature, Any]]
     all_greedy: bool
-    greedy: torch.Tensor | None
-    full: DrawGroup | None
-    truncated: DrawGroup | None
-    everything: DrawGroup | None
-    is_greedy: torch.Tensor  # bool [R]
+    truncates: bool
+    params: DrawParams
+    keys: torch.Tensor
     logprobs: list[tuple[int, int]]  # (index into rows, how many alternatives)
 
 
@@ -137,50 +126,30 @@ class SamplingState:
         top_k = self._mirror[list(rows), _TOP_K]
         greedy = floats[:, _TEMPERATURE] == 0.0
         cut = ~greedy & ((floats[:, _TOP_P] < 1.0) | (floats[:, _MIN_P] > 0.0) | (top_k < self.vocab_size))
+        params, keys = self.draw_params(row_index)
         return Selection(
             rows=rows,
             version=self._version,
             row_index=row_index,
             features=[(f, s) for f in self.features if (s := f.select(rows)) is not None],
             all_greedy=bool(greedy.all()),
-            greedy=self._index(greedy) if greedy.any() else None,
-            full=self._group(row_index, ~greedy & ~cut, top_k),
-            truncated=self._group(row_index, cut, top_k),
-            everything=None if greedy.all() else self._group(row_index, np.ones_like(greedy), top_k),
-            is_greedy=upload(greedy, torch.bool, self.device),
+            truncates=bool(cut.any()),
+            params=params,
+            keys=keys,
             logprobs=[(i, self._logprobs[row]) for i, row in enumerate(rows) if row in self._logprobs],
         )
 
-    def _index(self, members: np.ndarray) -> torch.Tensor:
-        return upload(members.nonzero()[0], torch.int64, self.device)
-
-    def _group(self, row_index: torch.Tensor, members: np.ndarray, top_k: np.ndarray) -> DrawGroup | None:
-        if not members.any():
-            return None
-        index = None if members.all() else self._index(members)
-        return self._device_group(row_index if index is None else row_index[index], index, first_candidates(top_k[members].tolist()))
-
-    def device_group(self, row_index: torch.Tensor) -> DrawGroup:
-        """Parameters of rows that only the device knows (int64 [B]); greedy ones have temperature 1."""
-        return self._device_group(row_index, None, 0)
-
-    def device_is_greedy(self, row_index: torch.Tensor) -> torch.Tensor:
-        """bool [B]"""
-        return self._packed.view(torch.float64)[:, _TEMPERATURE][row_index] == 0.0
-
-    def _device_group(self, row_index: torch.Tensor, index: torch.Tensor | None, candidates: int) -> DrawGroup:
+    def draw_params(self, row_index: torch.Tensor) -> tuple[DrawParams, torch.Tensor]:
+        """(parameters, keys int64 [B]) of rows that only the device knows: row_index int64 [B]. No wait for the device."""
         packed = self._packed.index_select(0, row_index)
         floats = packed.view(torch.float64)
-        temperature = floats[:, _TEMPERATURE].to(torch.float32)
-        temperature = torch.where(temperature > 0, temperature, 1.0)  # greedy rows in ``everything``: any will do
         params = DrawParams(
-            temperature,
+            floats[:, _TEMPERATURE].to(torch.float32),
             packed[:, _TOP_K].contiguous(),
             floats[:, _TOP_P].contiguous(),
             floats[:, _MIN_P].contiguous(),
-            candidates,
         )
-        return DrawGroup(index, params, packed[:, _KEY].contiguous())
+        return params, packed[:, _KEY].contiguous()
 
     def _upload(self) -> None:
         if not self._dirty:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from octavo.sampling.batch import DrawGroup, SamplingState, Selection
+from octavo.kernels.sample import argmax_rows, sample_rows
+from octavo.sampling.batch import SamplingState, Selection
 from octavo.sampling.feature import StepInputs, upload
 from octavo.sampling.logprobs import LogprobsTensors, gather_logprobs
 from octavo.sampling.random import uniforms
-from octavo.sampling.truncation import draw_from_candidates, draw_from_weights, full_weights, kept_weights, repair
+from octavo.sampling.truncation import draw_from_weights, full_weights, kept_weights, repair
 from octavo.types import TokenLogprobs
-
 
 GREEDY, RANDOM, TRUNCATED = "greedy", "random", "truncated"
 
@@ -52,15 +52,11 @@ class SampleOutput:
 
 
 class Sampler:
-    """Logits → tokens for rows of a ``SamplingState``.
-
-    ``reads_values``: may the host look at values on the way? It does on the CPU, where that is free and saves sorting;
-    elsewhere nothing waits for the device.
-    """
+    """Logits → tokens for rows of a ``SamplingState``. On a GPU nothing waits for the device."""
 
     def __init__(self, state: SamplingState) -> None:
         self.state = state
-        self.reads_values = state.device.type == "cpu"
+        self.on_cpu = state.device.type == "cpu"
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> SampleOutput:
@@ -90,7 +86,7 @@ class Sampler:
             return None
         if selection.all_greedy:
             return GREEDY
-        return RANDOM if selection.truncated is None else TRUNCATED
+        return TRUNCATED if selection.truncates else RANDOM
 
     def sample_rows(self, logits: torch.Tensor, row_index: torch.Tensor, positions: torch.Tensor, mode: str) -> torch.Tensor:
         """Draw without the host: for CUDA graphs, where only the tensors' values differ from step to step.
@@ -99,11 +95,12 @@ class Sampler:
         """
         if mode == GREEDY:
             return _greedy(logits)
-        group = self.state.device_group(row_index)
+        params, keys = self.state.draw_params(row_index)
         logits = repair(logits)
-        weights = kept_weights(logits, group.params) if mode == TRUNCATED else full_weights(logits, group.params.temperature)
-        drawn = draw_from_weights(weights, uniforms(group.keys, positions))
-        return torch.where(self.state.device_is_greedy(row_index), logits.argmax(-1), drawn)
+        greedy = params.temperature == 0.0
+        params.temperature = params.temperature.masked_fill(greedy, 1.0)
+        weights = kept_weights(logits, params) if mode == TRUNCATED else full_weights(logits, params.temperature)
+        return torch.where(greedy, logits.argmax(-1), draw_from_weights(weights, uniforms(keys, positions)))
 
     @torch.inference_mode()
     def distribution(self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
@@ -113,10 +110,10 @@ class Sampler:
             feature.apply(logits, chosen, step)
         logits = repair(logits)
         certain = torch.zeros_like(logits, dtype=torch.float64).scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
-        if selection.everything is None:
-            return certain
-        weights = kept_weights(logits, selection.everything.params).double()
-        return torch.where(selection.is_greedy[:, None], certain, weights / weights.sum(-1, keepdim=True))
+        greedy = selection.params.temperature == 0.0
+        params = replace(selection.params, temperature=selection.params.temperature.masked_fill(greedy, 1.0))
+        weights = kept_weights(logits, params).double()
+        return torch.where(greedy[:, None], certain, weights / weights.sum(-1, keepdim=True))
 
     def _begin(self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> tuple[Selection, StepInputs, torch.Tensor]:
         expected = (len(rows), self.state.vocab_size)
@@ -129,38 +126,20 @@ class Sampler:
         return selection, self.state.inputs(selection, positions), logits.contiguous()
 
     def _draw(self, logits: torch.Tensor, selection: Selection, step: StepInputs) -> torch.Tensor:
-        """Final logits → int64 [R]. The one place that a fused kernel replaces: it needs logits, ``selection`` (groups
-        with their parameters and keys) and ``uniforms(keys, positions)``, and must keep the order of tokens (ties)."""
+        """Final logits → int64 [R]. What a row does never decides which operations run on the others."""
         if not selection.rows:
             return torch.empty(0, dtype=torch.int64, device=logits.device)
+        if self.on_cpu:
+            return self._draw_on_cpu(logits, selection, step)
         if selection.all_greedy:
             return _greedy(logits)
-        if not self.reads_values:
-            return self._draw_blind(logits, selection, step)
-        tokens = torch.empty_like(step.position_index)
-        if selection.greedy is not None:
-            tokens[selection.greedy] = _greedy(logits[selection.greedy])
-        for group, truncates in ((selection.full, False), (selection.truncated, True)):
-            if group is None:
-                continue
-            part, uniform = _members(logits, group, step)
-            part = repair(part)
-            if truncates:
-                drawn = draw_from_candidates(part, group.params, uniform)
-            else:
-                drawn = draw_from_weights(full_weights(part, group.params.temperature), uniform)
-            if group.index is None:
-                return drawn
-            tokens[group.index] = drawn
-        return tokens
+        return self.sample_rows(logits, step.row_index, step.position_index, TRUNCATED if selection.truncates else RANDOM)
 
-    def _draw_blind(self, logits: torch.Tensor, selection: Selection, step: StepInputs) -> torch.Tensor:
-        """The same tokens without reading a value back: what a row does never decides which operations run."""
-        group = selection.everything
-        logits = repair(logits)
-        weigh = kept_weights(logits, group.params) if selection.truncated else full_weights(logits, group.params.temperature)
-        drawn = draw_from_weights(weigh, uniforms(group.keys, step.position_index))
-        return drawn if selection.greedy is None else torch.where(selection.is_greedy, logits.argmax(-1), drawn)
+    def _draw_on_cpu(self, logits: torch.Tensor, selection: Selection, step: StepInputs) -> torch.Tensor:
+        if selection.all_greedy:
+            return argmax_rows(logits)
+        p = selection.params
+        return sample_rows(logits, p.temperature, p.top_k, p.top_p, p.min_p, uniforms(selection.keys, step.position_index))
 
     def _raw_logits(self, logits: torch.Tensor, selection: Selection) -> list[tuple[list[int], list[int], torch.Tensor | None]]:
         """(indices, counts, unmodified logits) of rows that want log-probabilities; rows that want the whole vocabulary
@@ -183,16 +162,6 @@ class Sampler:
         return LogprobsGroup(indices, counts, gather_logprobs(raw, tokens[index], max(counts)))
 
 
-def _members(logits: torch.Tensor, group: DrawGroup, step: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """A group's logits [G, V] and its uniform numbers [G]."""
-    if group.index is None:
-        return logits, uniforms(group.keys, step.position_index)
-    return logits.index_select(0, group.index), uniforms(group.keys, step.position_index[group.index])
-
-
 def _greedy(logits: torch.Tensor) -> torch.Tensor:
     """The first of the largest; the best finite one in a row that holds NaN or +inf."""
-    best = logits.max(-1)
-    if logits.device.type == "cpu" and bool(best.values.isfinite().all()):
-        return best.indices
     return repair(logits).argmax(-1)

@@ -76,7 +76,7 @@ def test_the_blind_path_draws_the_same(seed):
     vocab, count = 1000, 40
     inits = [row_init(row, seed=rng.randrange(2**40), **random_params(rng, vocab)) for row in range(count)]
     looking, blind = make_sampler(vocab, *inits), make_sampler(vocab, *inits)
-    blind.reads_values = False
+    blind.on_cpu = False
     logits = random_logits(count, vocab, seed)
     logits[3] = NAN
     logits[5, :10] = INF
@@ -187,7 +187,7 @@ def test_broken_logits_hurt_only_their_row(params, blind):
     bad[5] = torch.where(torch.arange(vocab) % 2 == 0, INF, NAN)
     bad[6, : vocab - 1] = -INF
     sampler, other = (make_sampler(vocab, *[row_init(row, seed=row, prompt=[60], **params) for row in range(8)]) for _ in range(2))
-    sampler.reads_values = not blind
+    sampler.on_cpu = not blind
     rows, positions = list(range(8)), [1] * 8
     tokens = sampler.sample(bad.clone(), rows, positions).token_ids.tolist()
     expected = other.sample(good.clone(), rows, positions).token_ids.tolist()

@@ -5,22 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from octavo.sampling import truncation
+from octavo.kernels.sample import sample_rows
 from octavo.sampling.random import row_key, uniforms
-from octavo.sampling.truncation import DrawParams, draw_from_candidates, draw_from_weights, full_weights, kept_weights, top_candidates
+from octavo.sampling.truncation import DrawParams, draw_from_weights, full_weights, kept_weights, top_candidates
 
 from .helpers import chi_square_ok, make_sampler, random_logits, row_init, slow_distribution
 
 
-def draw_params(rows: int, vocab: int, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, first=256) -> DrawParams:
+def draw_params(rows: int, vocab: int, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> DrawParams:
     def full(value, dtype):
         return torch.full((rows,), value, dtype=dtype)
 
     return DrawParams(
-        full(temperature, torch.float32), full(top_k or vocab, torch.int64), full(top_p, torch.float64), full(min_p, torch.float64), first
+        full(temperature, torch.float32), full(top_k or vocab, torch.int64), full(top_p, torch.float64), full(min_p, torch.float64)
     )
 
 
@@ -85,8 +83,7 @@ def test_distribution_equals_the_slow_truth(mix, make):
 @pytest.mark.parametrize("mix", MIXES, ids=str)
 @pytest.mark.parametrize("make", [random_logits, tied_logits])
 @pytest.mark.parametrize("vocab", [37, 1000, 8192])
-def test_candidates_draw_the_same_tokens_as_the_full_sort(mix, make, vocab):
-    """All ways of ``draw_from_candidates`` (few candidates, histogram) against ``kept_weights``."""
+def test_the_cpu_kernel_draws_the_same_tokens_as_the_full_sort(mix, make, vocab):
     rows = 24
     logits = make(rows, vocab, vocab)
     logits[3, : vocab // 2] = float("-inf")
@@ -95,25 +92,7 @@ def test_candidates_draw_the_same_tokens_as_the_full_sort(mix, make, vocab):
     params = draw_params(rows, vocab, **mix)
     params.top_k.clamp_(max=vocab)
     truth = draw_from_weights(kept_weights(logits, params), uniform)
-    for first in (4, 64, 256):
-        params.first_candidates = first
-        assert torch.equal(draw_from_candidates(logits.clone(), params, uniform), truth)
-
-
-@pytest.mark.parametrize("make", [random_logits, tied_logits])
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_wide_weights_equal_kept_weights(make, data):
-    vocab = data.draw(st.sampled_from([3, 64, 500, 5000]))
-    logits = make(2, vocab, data.draw(st.integers(0, 1000)))
-    mix = {
-        "temperature": data.draw(st.sampled_from([0.1, 1.0, 3.0, 100.0])),
-        "top_k": data.draw(st.integers(0, vocab)),
-        "top_p": data.draw(st.sampled_from([1.0, 1e-6, 0.3, 0.95, 0.999])),
-        "min_p": data.draw(st.sampled_from([0.0, 0.001, 0.3, 1.0])),
-    }
-    params = draw_params(2, vocab, **mix)
-    assert torch.equal(truncation._wide_weights(logits.clone(), params), kept_weights(logits, params))
+    assert torch.equal(sample_rows(logits, params.temperature, params.top_k, params.top_p, params.min_p, uniform), truth)
 
 
 def test_ties_at_the_edge_go_to_the_lowest_ids():
