@@ -66,7 +66,9 @@ def decode_config(head_dim: int, group: int, dtype: torch.dtype) -> DecodeConfig
         return DecodeConfig(block_n=32, num_stages=3, programs_per_sm=fit)
     if wide <= 128 and dtype.itemsize > 1:
         return DecodeConfig(block_n=128, num_stages=3, programs_per_sm=fit)
-    return DecodeConfig(programs_per_sm=fit, num_stages=3 if dtype.itemsize > 1 else 4)
+    if dtype.itemsize == 1:  # the conversion takes registers
+        return DecodeConfig(num_stages=4, programs_per_sm=2)
+    return DecodeConfig(programs_per_sm=fit)
 
 
 @dataclass(slots=True)

@@ -14,21 +14,33 @@ from typing import Any
 
 import torch
 
-from octavo.attention.base import AttentionLayerSpec, AttentionMetadata
-from octavo.kernels.attention_plan import ALIGN
-from octavo.kernels.decode_attention import DecodeConfig, attention_reference
-from octavo.kernels.extend_attention import ExtendConfig
+from octavo.kernels.attention_plan import ALIGN, make_decode_plan, plan_decode, plan_extend
+from octavo.kernels.decode_attention import DecodeConfig, attention_reference, decode_attention, decode_config, make_decode_workspace
+from octavo.kernels.extend_attention import ExtendConfig, extend_attention, extend_config
+from octavo.kernels.flash_attention_3 import available, decode_schedule, flash_attention_3
+from octavo.kernels.write_kv import write_kv
 
 BANDWIDTH = 4.3e12  # bytes/s
 FLOPS = 790e12
+WORKSPACE_BYTES = 64 << 20  # as the backend takes
 COLD_BYTES = 200e6  # well over the L2
 DEVICE = torch.device("cuda")
 MODELS = {"0.6B": (16, 8, 128), "8B": (32, 8, 128)}
 
 
 @dataclass
+class Step:
+    """Where the tokens of one copy of a case live, and the task lists made for it."""
+
+    block_tables: torch.Tensor
+    seq_lens: torch.Tensor
+    query_start: torch.Tensor
+    tasks: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class Case:
-    """A step of sequences at random blocks, in ``copies`` disjoint sets of blocks."""
+    """A step of sequences at random blocks, in as many disjoint sets of blocks as make the L2 useless."""
 
     model: str
     name: str
@@ -37,96 +49,110 @@ class Case:
     block_size: int = 16
     dtype: torch.dtype = torch.bfloat16
     cache: torch.Tensor = field(init=False)
-    steps: list[AttentionMetadata] = field(init=False)
+    steps: list[Step] = field(init=False)
     qkv: torch.Tensor = field(init=False)
-    layer: AttentionLayerSpec = field(init=False)
+    out: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        heads, kv_heads, dim = MODELS[self.model]
-        self.layer = AttentionLayerSpec(0, heads, kv_heads, dim, dim**-0.5)
+        self.heads, self.kv_heads, self.dim = MODELS[self.model]
         copies = max(1, min(64, int(COLD_BYTES / self.bytes) + 1)) if self.decodes else 2
         needed = [-(-n // self.block_size) for n in self.lengths]
-        blocks = sum(needed) * copies
-        ids = torch.randperm(blocks).int()
-        self.cache = torch.randn(blocks, 2, kv_heads, self.block_size, dim, device=DEVICE, dtype=self.dtype)
-        self.qkv = torch.randn(sum(self.counts), (heads + 2 * kv_heads) * dim, device=DEVICE, dtype=self.dtype)
+        ids = torch.randperm(sum(needed) * copies).int()
+        self.cache = torch.randn(len(ids), 2, self.kv_heads, self.block_size, self.dim, device=DEVICE, dtype=self.dtype)
+        self.qkv = torch.randn(sum(self.counts), (self.heads + 2 * self.kv_heads) * self.dim, device=DEVICE, dtype=self.dtype)
+        self.out = torch.empty(len(self.qkv), self.heads * self.dim, device=DEVICE, dtype=self.dtype)
+        starts = torch.tensor([0, *itertools.accumulate(self.counts)], dtype=torch.int32, device=DEVICE)
+        lengths = torch.tensor(self.lengths, dtype=torch.int32, device=DEVICE)
         self.steps, at = [], 0
         for _ in range(copies):
             tables = torch.zeros(len(needed), max(needed), dtype=torch.int32)
             for row, n in enumerate(needed):
                 tables[row, :n] = ids[at : at + n]
                 at += n
-            self.steps.append(self._metadata(tables))
-
-    def _metadata(self, tables: torch.Tensor) -> AttentionMetadata:
-        starts = torch.tensor([0, *itertools.accumulate(self.counts)], dtype=torch.int32, device=DEVICE)
-        positions = [p for n, c in zip(self.lengths, self.counts, strict=True) for p in range(n - c, n)]
-        return AttentionMetadata(
-            num_tokens=len(positions),
-            num_seqs=len(self.lengths),
-            num_decodes=len(self.lengths) if self.decodes else 0,
-            max_query_len=max(self.counts),
-            max_seq_len=max(self.lengths),
-            block_size=self.block_size,
-            positions=torch.tensor(positions, device=DEVICE),
-            slots=self._slots(tables).to(DEVICE),
-            query_start=starts,
-            seq_lens=torch.tensor(self.lengths, dtype=torch.int32, device=DEVICE),
-            block_tables=tables.to(DEVICE),
-        )
-
-    def _slots(self, tables: torch.Tensor) -> torch.Tensor:
-        found = []
-        for row, (n, c) in enumerate(zip(self.lengths, self.counts, strict=True)):
-            p = torch.arange(n - c, n)
-            found.append(tables[row, p // self.block_size].long() * self.block_size + p % self.block_size)
-        return torch.cat(found)
+            self.steps.append(Step(tables.to(DEVICE), lengths, starts))
 
     @property
     def decodes(self) -> bool:
         return max(self.counts) == 1
 
     @property
+    def scale(self) -> float:
+        return self.dim**-0.5
+
+    @property
     def bytes(self) -> float:
-        _, kv_heads, dim = MODELS[self.model]
-        return sum(self.lengths) * kv_heads * dim * 2 * self.dtype.itemsize
+        return sum(self.lengths) * self.kv_heads * self.dim * 2 * self.dtype.itemsize
 
     @property
     def flops(self) -> float:
-        heads, _, dim = MODELS[self.model]
         seen = sum(c * (n - c) + c * (c + 1) / 2 for n, c in zip(self.lengths, self.counts, strict=True))
-        return 4.0 * heads * dim * seen
+        return 4.0 * self.heads * self.dim * seen
 
-    def run(self, backend: Any, m: AttentionMetadata) -> torch.Tensor:
-        """Attention alone; the decode plan is made by ``prepare_all``."""
-        out = torch.empty(self.qkv.shape[0], self.layer.num_heads * self.layer.head_dim, device=DEVICE, dtype=self.dtype)
-        if self.decodes:
-            backend.decode(self.qkv, self.layer, self.cache, m, backend.plan_decode(self.layer, self.cache, m), out)
-        else:
-            backend.extend(self.qkv, self.layer, self.cache, m, out)
-        return out
-
-    def prepare_all(self, backend: Any) -> None:
-        """Every copy has the same lengths, so a shared plan buffer is right for all of them."""
-        backend.make_workspace(max(256, len(self.lengths)), [self.layer], self.dtype, DEVICE)
-        for m in self.steps:
-            m.extra.clear()
-            backend.prepare(m)
-            self.run(backend, m)
-
-    def error(self, backend: Any) -> float:
+    def error(self, run: Runner) -> float:
         """Largest difference from the reference over the largest value, on a few sequences' last queries."""
-        m = self.steps[0]
-        ours = self.run(backend, m).unflatten(1, (self.layer.num_heads, -1)).float()
-        q = self.qkv[:, : self.layer.num_heads * self.layer.head_dim].unflatten(1, (self.layer.num_heads, -1))
-        worst, ends = 0.0, m.query_start.tolist()[1:]
+        step = self.steps[0]
+        self.out.fill_(float("nan"))
+        run(self, step)
+        ours = self.out.unflatten(1, (self.heads, -1)).float()
+        q = self.qkv[:, : self.heads * self.dim].unflatten(1, (self.heads, -1))
+        worst, ends = 0.0, step.query_start.tolist()[1:]
         longest = max(range(len(self.lengths)), key=self.lengths.__getitem__)
         for s in {0, longest, len(self.lengths) - 1}:
-            take = min(self.counts[s], 128)
-            rows = slice(ends[s] - take, ends[s])
-            theirs = attention_reference(q[rows], self.cache, m.block_tables[s], self.lengths[s], self.layer.scale)
+            rows = slice(ends[s] - min(self.counts[s], 128), ends[s])
+            theirs = attention_reference(q[rows], self.cache, step.block_tables[s], self.lengths[s], self.scale)
             worst = max(worst, float((ours[rows] - theirs).abs().max() / theirs.abs().max()))
-        return worst
+        return worst if bool(self.out.isfinite().all()) else float("nan")
+
+
+Runner = Callable[[Case, Step], None]  # one layer's attention; the first call on a step makes its task lists
+
+
+def triton_decode(config: DecodeConfig | None = None) -> Runner:
+    shared: dict[str, Any] = {}
+
+    def run(case: Case, step: Step) -> None:
+        chosen = config or decode_config(case.dim, case.heads // case.kv_heads, case.dtype)
+        seqs = len(case.lengths)
+        if not shared:
+            programs = torch.cuda.get_device_properties(DEVICE).multi_processor_count * chosen.programs_per_sm
+            capacity = max(seqs, WORKSPACE_BYTES // (4 * case.heads * (case.dim + 2)))
+            shared["plan"] = make_decode_plan(capacity, programs, DEVICE)
+            shared["workspace"] = make_decode_workspace(capacity, seqs, case.heads, case.kv_heads, case.dim, DEVICE)
+        if "plan" not in step.tasks:  # every copy has the same lengths, so they share the buffer
+            plan_decode(shared["plan"], step.seq_lens, seqs, case.kv_heads, min_split=chosen.min_split)
+            step.tasks["plan"] = shared["plan"]
+        decode_attention(
+            case.qkv, case.cache, step.block_tables, shared["plan"], shared["workspace"], case.out,
+            num_heads=case.heads, scale=case.scale, config=chosen, pdl=True,
+        )  # fmt: skip
+
+    return run
+
+
+def triton_extend(config: ExtendConfig | None = None) -> Runner:
+    def run(case: Case, step: Step) -> None:
+        group = case.heads // case.kv_heads
+        chosen = config or extend_config(case.dim, group, case.dtype)
+        if "tiles" not in step.tasks:
+            seqs = len(case.lengths)
+            step.tasks["tiles"] = plan_extend(step.query_start, step.seq_lens, 0, seqs, len(case.qkv), chosen.block_q(group))
+        extend_attention(
+            case.qkv, case.cache, step.block_tables, step.query_start, step.seq_lens, step.tasks["tiles"], case.out,
+            num_heads=case.heads, scale=case.scale, config=chosen,
+        )  # fmt: skip
+
+    return run
+
+
+def fa3(case: Case, step: Step) -> None:
+    options: dict[str, Any] = {"query_start": step.query_start, "max_query_len": max(case.counts)}
+    if case.decodes:
+        if "schedule" not in step.tasks:
+            step.tasks["schedule"] = decode_schedule(step.seq_lens, case.cache, step.block_tables, case.heads)
+        options = {"schedule": step.tasks["schedule"]}
+    flash_attention_3(
+        case.qkv, case.cache, step.block_tables, step.seq_lens, case.out, num_heads=case.heads, scale=case.scale, **options
+    )
 
 
 def graph_time(calls: list[Callable[[], Any]], seconds: float = 0.05) -> float:
@@ -153,12 +179,14 @@ def graph_time(calls: list[Callable[[], Any]], seconds: float = 0.05) -> float:
     return best / len(calls)
 
 
-def measure(case: Case, backend: Any) -> tuple[float, float]:
+def measure(case: Case, run: Runner) -> tuple[float, float]:
     """(seconds of one layer's attention, relative error)."""
-    case.prepare_all(backend)
-    error = case.error(backend)
+    for step in case.steps:
+        step.tasks.clear()
+        run(case, step)
+    error = case.error(run)
     repeats = case.steps * max(1, 8 // len(case.steps))
-    return graph_time([lambda m=m: case.run(backend, m) for m in repeats]), error
+    return graph_time([lambda s=s: run(case, s) for s in repeats]), error
 
 
 def report(case: Case, label: str, taken: float, error: float) -> None:
@@ -171,14 +199,9 @@ def report(case: Case, label: str, taken: float, error: float) -> None:
     print(f"{head} {rate:>14s} {share:6.0%} of floor  err {error:.1e}{wrong}", flush=True)
 
 
-def backends(decodes: bool) -> list[tuple[str, Any]]:
-    from octavo.attention.flash_attention import FlashAttention, available
-    from octavo.attention.triton import TritonAttention
-
-    found: list[tuple[str, Any]] = [("triton", TritonAttention())]
-    if available():
-        found.append(("fa3", FlashAttention(decode="fa3")))
-    return found
+def runners(decodes: bool) -> list[tuple[str, Runner]]:
+    found: list[tuple[str, Runner]] = [("triton", triton_decode() if decodes else triton_extend())]
+    return [*found, ("fa3", fa3)] if available() else found
 
 
 def decode_cases(block_size: int = 16) -> list[tuple[Any, ...]]:
@@ -207,30 +230,20 @@ def extend_cases(block_size: int = 16) -> list[tuple[Any, ...]]:
 def bench_attention(cases: list[tuple[Any, ...]]) -> None:
     for arguments in cases:
         case = Case(*arguments)
-        for label, backend in backends(case.decodes):
-            report(case, label, *measure(case, backend))
+        for label, run in runners(case.decodes):
+            report(case, label, *measure(case, run))
 
 
 def bench_plan() -> None:
     """The decode task list, once a step."""
-    from octavo.attention.triton import TritonAttention
-
     for batch in (1, 32, 256):
-        case, backend = Case("8B", "plan", [1024] * batch, [1] * batch), TritonAttention()
-        case.prepare_all(backend)
-        m = case.steps[0]
-
-        def plan(case: Case = case, backend: Any = backend, m: AttentionMetadata = m) -> None:
-            m.extra.clear()
-            backend.prepare(m)
-            backend.plan_decode(case.layer, case.cache, m)
-
-        print(f"plan of {batch} decodes: {graph_time([plan] * 10) * 1e6:.1f} us a step", flush=True)
+        lengths = torch.full((batch,), 1024, dtype=torch.int32, device=DEVICE)
+        plan = make_decode_plan(4096, 396, DEVICE)
+        taken = graph_time([lambda p=plan, n=lengths, b=batch: plan_decode(p, n, b, 8)] * 10)
+        print(f"plan of {batch} decodes: {taken * 1e6:.1f} us a step", flush=True)
 
 
 def bench_write_kv() -> None:
-    from octavo.kernels.write_kv import write_kv
-
     table = torch.randn(16384, 128, device=DEVICE)
     for model, tokens in itertools.product(MODELS, (1, 32, 256, 8192)):
         heads, kv_heads, dim = MODELS[model]
@@ -251,28 +264,26 @@ def bench_write_kv() -> None:
 
 def tune() -> None:
     """Every sensible launch configuration on a few shapes: what the tables in decode_ and extend_attention are set from."""
-    from octavo.attention.triton import TritonAttention
-
     chosen = ["decode 1 x 1024", "decode 8 x 1024", "decode 64 x 2048", "decode 256 x 1024", "decode 65536 among 31 x 4096"]
     for arguments in [c for c in decode_cases() if c[1] in chosen]:
         case = Case(*arguments)
         for block_n, warps, stages, fit, split in itertools.product((32, 64, 128), (4,), (2, 3, 4), (2, 3, 4), (256, 512)):
-            if 4 * block_n * (stages - 1) * case.layer.head_dim * fit > 225_000 or ALIGN % block_n:
+            if 4 * block_n * (stages - 1) * case.dim * fit > 225_000 or ALIGN % block_n:
                 continue
             decode = (block_n, warps, stages, fit, split)
-            _try(case, TritonAttention(decode_config=DecodeConfig(*decode)), str(decode))
+            _try(case, triton_decode(DecodeConfig(*decode)), str(decode))
     for arguments in extend_cases()[:3]:
         case = Case(*arguments)
         for block_m, block_n, warps, stages in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)):
             if block_m == 64 and warps == 8:
                 continue
             extend = (block_m, block_n, warps, stages)
-            _try(case, TritonAttention(extend_config=ExtendConfig(*extend)), str(extend))
+            _try(case, triton_extend(ExtendConfig(*extend)), str(extend))
 
 
-def _try(case: Case, backend: Any, label: str) -> None:
+def _try(case: Case, run: Runner, label: str) -> None:
     try:
-        report(case, label, *measure(case, backend))
+        report(case, label, *measure(case, run))
     except Exception as error:  # a configuration may need more shared memory than there is
         print(f"{case.model:5s} {case.name:30s} {label:16s} {type(error).__name__}: {error}"[:160], flush=True)
 
