@@ -11,6 +11,7 @@ import gc
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -80,6 +81,10 @@ class EngineServer:
                 self.engine.add_request(message)
             except OctavoError as error:
                 return [_error_delta(message.request_id, i, str(error)) for i in range(message.params.n)]
+            except Exception as error:  # a fault of ours, but one that must not take the other requests with it
+                logger.exception("The engine could not take in request %s", message.request_id)
+                text = f"The engine could not take the request in ({type(error).__name__}); the server's log has the details."
+                return [_error_delta(message.request_id, i, text) for i in range(message.params.n)]
             return []
         if isinstance(message, AbortRequest):
             return self.engine.abort(message.request_id, message.index)
@@ -105,10 +110,12 @@ def _error_delta(request_id: str, index: int, message: str) -> TokenDelta:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent says when to stop
+    # Ctrl-C may reach the whole group, and a service manager's SIGTERM every process; the parent says when to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     start = json.loads(sys.stdin.readline())
     logging.basicConfig(level=start["log_level"].upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    _exit_with_parent()
+    _exit_with_parent(os.path.dirname(start["to_engine"].removeprefix("ipc://")))
     context = zmq.Context()
     receive = context.socket(zmq.PULL)
     receive.setsockopt(zmq.RCVHWM, 0)
@@ -172,12 +179,16 @@ def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
     return engine, executor, ready
 
 
-def _exit_with_parent() -> None:
-    """Standard input is a pipe from the parent: its end means that the parent is gone, however it went."""
+def _exit_with_parent(folder: str) -> None:
+    """Standard input is a pipe from the parent: its end means that the parent is gone, however it went.
+
+    ``folder`` holds the sockets; a parent that was killed could not remove it.
+    """
 
     def watch() -> None:
         while sys.stdin.buffer.raw.read(4096):
             pass
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(2)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()

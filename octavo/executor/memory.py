@@ -39,10 +39,16 @@ def available_memory() -> int:
         with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
             text = limit.read().strip()
             if text != "max":
-                available = min(available, int(text) - int(used.read()))
+                available = min(available, int(text) - int(used.read()) + _droppable_cache())
     except (OSError, ValueError):
         pass
     return max(available, 0)
+
+
+def _droppable_cache() -> int:
+    """File cache that counts as used in the container, but is given up when memory is asked for: the model file just read."""
+    with open("/sys/fs/cgroup/memory.stat") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith(("inactive_file ", "active_file ")))
 
 
 def kv_budget(config: EngineConfig, model: ModelConfig, *, max_model_len: int, dtype_bytes: int, free_bytes: int, on_cpu: bool) -> KvBudget:
@@ -53,6 +59,11 @@ def kv_budget(config: EngineConfig, model: ModelConfig, *, max_model_len: int, d
     block_bytes = kv_block_bytes(model, config.block_size, dtype_bytes)
     blocks_per_sequence = -(-max_model_len // config.block_size)
     if config.num_gpu_blocks_override is not None:
+        if config.num_gpu_blocks_override * block_bytes > free_bytes:
+            raise OutOfMemoryError(
+                f"--num-gpu-blocks-override asks for {_gib(config.num_gpu_blocks_override * block_bytes)}, but only {_gib(free_bytes)} of "
+                f"memory is free beside the weights. Ask for at most {max(free_bytes, 0) // block_bytes} blocks."
+            )
         return KvBudget(config.num_gpu_blocks_override, block_bytes)
     if config.kv_cache_memory is not None:
         budget, source = config.kv_cache_memory, "--kv-cache-memory"

@@ -43,12 +43,13 @@ ProgressHook = Callable[[EngineProgress], None]
 class _Stream:
     """A request's mailbox: the receiver adds to ``outputs`` and wakes the reader, who drains all that came meanwhile."""
 
-    __slots__ = ("outputs", "waiter", "failed")
+    __slots__ = ("outputs", "waiter", "failed", "broken")
 
     def __init__(self, outputs: RequestOutputs) -> None:
         self.outputs = outputs
         self.waiter: asyncio.Future[None] | None = None
-        self.failed: OctavoError | None = None
+        self.failed: str | None = None  # the engine's death
+        self.broken: Exception | None = None  # a fault of ours on this request alone
 
     def wake(self) -> None:
         if self.waiter is not None and not self.waiter.done():
@@ -73,7 +74,8 @@ class AsyncLLM:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._call_ids = itertools.count()
         self._last_message = time.monotonic()
-        self._dead: EngineDeadError | None = None
+        self._dead: str | None = None  # why
+        self._readable = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -110,8 +112,14 @@ class AsyncLLM:
         return self._dead is None and self.process.alive and time.monotonic() - self._last_message < STALL_S
 
     def check_prompt(self, token_ids: list[int], params: SamplingParams) -> None:
-        """RequestError for an empty prompt, unknown ids, or one that the context can't hold."""
-        check_prompt(token_ids, params, max_model_len=self.max_model_len, vocab_size=self.vocab_size)
+        """RequestError for an empty prompt, unknown ids, one that the context can't hold, or an n that can't run."""
+        check_prompt(
+            token_ids,
+            params,
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+            max_num_seqs=self.config.max_num_seqs,
+        )
 
     async def generate(
         self,
@@ -150,13 +158,19 @@ class AsyncLLM:
         loop = asyncio.get_running_loop()
         finished = False
         try:
-            self.process.send(request)
+            try:
+                self.process.send(request)
+            except (OverflowError, UnicodeEncodeError) as error:
+                finished = True  # the engine has never heard of it
+                raise RequestError(f"The request holds what cannot be sent to the engine: {error}.") from None
             while not finished:
                 stream.waiter = loop.create_future()
-                if not any(s.dirty for s in stream.outputs.sequences) and stream.failed is None:
+                if not (stream.failed or stream.broken or any(s.dirty for s in stream.outputs.sequences)):
                     await stream.waiter
-                if stream.failed is not None:
-                    raise stream.failed
+                if stream.broken is not None:
+                    raise stream.broken
+                if stream.failed is not None and not stream.outputs.finished:
+                    raise EngineDeadError(stream.failed)
                 if stream.outputs.error is not None:
                     finished = True
                     raise RequestError(stream.outputs.error)
@@ -165,13 +179,21 @@ class AsyncLLM:
                 yield output
         finally:
             self._streams.pop(request_id, None)
-            if not finished and self._dead is None:
-                self.process.send(AbortRequest(request_id=request_id))
+            if not finished:
+                self._send_abort(request_id)
 
     def abort(self, request_id: str) -> None:
         """End a request; its stream yields what it has and finishes with reason "abort". Unknown ids are no error."""
-        if self._dead is None and request_id in self._streams:
-            self.process.send(AbortRequest(request_id=request_id))
+        if request_id in self._streams:
+            self._send_abort(request_id)
+
+    def _send_abort(self, request_id: str, index: int | None = None) -> None:
+        """To a dead engine it is not sent: that has let go of everything, and the streams learn of it elsewhere."""
+        if self._dead is None:
+            try:
+                self.process.send(AbortRequest(request_id=request_id, index=index))
+            except EngineDeadError:
+                pass
 
     async def reset_prefix_cache(self) -> bool:
         return bool(await self._call("reset_prefix_cache"))
@@ -202,13 +224,15 @@ class AsyncLLM:
         while True:
             if not self.process.pull.poll(0):
                 if not self.process.alive and not self.process.pull.poll(50):
-                    raise EngineDeadError(f"The engine process ended with code {self.process.process.returncode} before it was ready; see its output above.")
+                    raise EngineDeadError(f"{self.process.epitaph} It was not ready yet; its output above may say why.")
                 await asyncio.sleep(0.01)
                 continue
             message = self.process.decode(self.process.pull.recv())
             if isinstance(message, EngineReady):
                 self.ready = message
                 self.max_model_len = message.max_model_len
+                self._last_message = time.monotonic()  # however long loading took
+                self.process.hide()
                 return
             if isinstance(message, EngineFailed):
                 logger.debug("%s", message.traceback)
@@ -221,19 +245,16 @@ class AsyncLLM:
     async def _receive_loop(self) -> None:
         """One message a step for all requests; after each, every touched stream is woken once."""
         loop = asyncio.get_running_loop()
-        pull = self.process.pull
-        readable = asyncio.Event()
+        pull, readable = self.process.pull, self._readable
         # A ZeroMQ socket's descriptor signals edges, so everything that is there must be read each time.
         loop.add_reader(pull.getsockopt(zmq.FD), readable.set)
         try:
-            while True:
+            while self._dead is None:
                 if not pull.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                     readable.clear()
                     if not pull.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-                        try:
-                            await asyncio.wait_for(readable.wait(), 0.5)
-                        except asyncio.TimeoutError:
-                            pass
+                        # Without wait_for: before Python 3.12 it can swallow a cancellation, and shutdown would hang.
+                        await readable.wait()
                     continue
                 self._handle(self.process.decode(pull.recv(zmq.NOBLOCK)))
                 await asyncio.sleep(0)  # a long backlog must not starve the HTTP side
@@ -267,9 +288,12 @@ class AsyncLLM:
             stream = self._streams.get(delta.request_id)
             if stream is None:  # its reader has left; the abort is on its way
                 continue
-            if stream.outputs.push(delta):
-                self.process.send(AbortRequest(request_id=delta.request_id, index=delta.index))
             touched.append(stream)
+            try:
+                if stream.outputs.push(delta):
+                    self._send_abort(delta.request_id, delta.index)
+            except Exception as error:  # noqa: BLE001 (one request's text must not take the others with it)
+                stream.broken = error
         for stream in touched:
             stream.wake()
         for hook in self.on_outputs:
@@ -278,20 +302,23 @@ class AsyncLLM:
     async def _watch_loop(self) -> None:
         while self._dead is None:
             await asyncio.sleep(0.2)
+            self._readable.set()  # should an edge ever be missed, it is made up for here
             if not self.process.alive:
                 await asyncio.sleep(0.1)  # its last message may still say why
-                self._die(f"The engine process ended with code {self.process.process.returncode}.")
+                if self._dead is None:
+                    logger.error("%s Requests in flight are lost; restart the server.", self.process.epitaph)
+                    self._die(self.process.epitaph)
 
     def _die(self, why: str) -> None:
         if self._dead is None:
-            self._dead = EngineDeadError(why)
+            self._dead = why
             for stream in self._streams.values():
-                stream.failed = self._dead
+                stream.failed = why
                 stream.wake()
             for future in self._calls.values():
                 if not future.done():
-                    future.set_exception(self._dead)
+                    future.set_exception(EngineDeadError(why))
 
     def _raise_if_dead(self) -> None:
         if self._dead is not None:
-            raise EngineDeadError(str(self._dead))
+            raise EngineDeadError(self._dead)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,18 @@ import zmq
 
 from octavo.config import EngineConfig
 from octavo.env import share_cores
+from octavo.errors import EngineDeadError
 from octavo.types import EngineInput, EngineOutput
+
+# Imports the same Octavo as this process, wherever that was found, and nothing out of the working directory, where a
+# user's json.py may lie (``-m`` would put it first; ``-P`` needs Python 3.11).
+_CHILD = """import sys
+sys.path[:] = [p for p in sys.path if p]
+if {root!r} not in sys.path:
+    sys.path.insert(0, {root!r})
+from octavo.engine.process import main
+main()
+"""
 
 
 class EngineProcess:
@@ -30,6 +42,7 @@ class EngineProcess:
         self.pull = self._bind(zmq.PULL, "out")
         self.encoder = msgspec.msgpack.Encoder()
         self.decoder = msgspec.msgpack.Decoder(EngineOutput)
+        self.closed = False
         start = {
             "config": dataclasses.asdict(config),
             "model_path": model_path,
@@ -37,17 +50,37 @@ class EngineProcess:
             "from_engine": self._address("out"),
             "log_level": log_level,
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "octavo.engine.process"],
-            stdin=subprocess.PIPE,
-            env=_child_environment(),
+        try:
+            self.process = self._spawn(json.dumps(start).encode() + b"\n")
+        except BaseException:
+            self._close_sockets()
+            raise
+
+    def _spawn(self, first_line: bytes) -> subprocess.Popen[bytes]:
+        """A session of its own: Ctrl-C in the terminal is for this process, which then ends the child in good order."""
+        import octavo
+
+        root = os.path.dirname(os.path.dirname(os.path.abspath(octavo.__file__)))
+        environment = dict(os.environ)
+        share_cores(environment)
+        process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD.format(root=root)], stdin=subprocess.PIPE, env=environment, start_new_session=True
         )
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(start).encode() + b"\n")
-        self.process.stdin.flush()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(first_line)
+            process.stdin.flush()
+        except BrokenPipeError:  # it died at once; whoever waits for it to be ready learns that
+            pass
+        return process
 
     def send(self, message: EngineInput) -> None:
-        self.push.send(self.encoder.encode(message))
+        """Never waits: the queue has no limit. EngineDeadError when the engine is gone, UnicodeEncodeError for lone surrogates."""
+        data = self.encoder.encode(message)
+        try:
+            self.push.send(data, zmq.NOBLOCK)
+        except zmq.ZMQError as error:  # without a peer a send would wait for one, and with it the whole event loop
+            raise EngineDeadError(self.epitaph if not self.closed else "The server is shutting down.") from error
 
     def decode(self, data: bytes) -> EngineOutput:
         return self.decoder.decode(data)
@@ -56,15 +89,40 @@ class EngineProcess:
     def alive(self) -> bool:
         return self.process.poll() is None
 
+    @property
+    def epitaph(self) -> str:
+        """How the engine process ended, in words."""
+        code = self.process.poll()
+        if code is None:
+            return "The engine process does not take requests any more."
+        if code >= 0:
+            return f"The engine process ended with code {code}."
+        name = signal.Signals(-code).name if -code in signal.Signals._value2member_map_ else f"signal {-code}"
+        hint = " (when memory runs out, the system does that)" if -code == signal.SIGKILL else ""
+        return f"The engine process was ended by {name}{hint}."
+
+    def hide(self) -> None:
+        """Remove the sockets' folder once the engine is connected: nobody else can connect, and nothing is ever left behind."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def close(self, timeout_s: float = 5.0) -> None:
-        """End the process (its standard input closes, then it is killed) and remove the sockets."""
-        if self.process.stdin is not None and not self.process.stdin.closed:
-            self.process.stdin.close()
+        """End the process (its standard input closes, then it is killed) and remove the sockets. Once is enough."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+        except BrokenPipeError:
+            pass
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
         self.push.close(0)
         self.pull.close(0)
         self.context.term()
@@ -79,15 +137,3 @@ class EngineProcess:
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(self._address(name))
         return socket
-
-
-def _child_environment() -> dict[str, str]:
-    """The child imports the same Octavo as this process, wherever that was found."""
-    import octavo
-
-    root = os.path.dirname(os.path.dirname(os.path.abspath(octavo.__file__)))
-    env = dict(os.environ)
-    paths = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
-    share_cores(env)
-    env["PYTHONPATH"] = os.pathsep.join([root, *(p for p in paths if p != root)])
-    return env

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,7 @@ def _parse_prompt(prompt: Any, tokenizer: Any | None) -> Prompt:
         if unknown:
             raise RequestError(f"A prompt dict takes 'prompt' or 'prompt_token_ids', not {', '.join(sorted(map(repr, unknown)))}.", param="prompt")
         if prompt.get("prompt_token_ids") is not None:
-            return Prompt(prompt.get("prompt"), list(prompt["prompt_token_ids"]))
+            return Prompt(prompt.get("prompt"), _token_ids(prompt["prompt_token_ids"]))
         prompt = prompt.get("prompt")
     if isinstance(prompt, str):
         if tokenizer is None:
@@ -45,6 +46,16 @@ def _parse_prompt(prompt: Any, tokenizer: Any | None) -> Prompt:
     if _is_token_ids(prompt) or prompt == []:
         return Prompt(None, list(prompt))
     raise RequestError(f"A prompt must be a text, a list of token ids or a dict; got {type(prompt).__name__}.", param="prompt")
+
+
+def _token_ids(value: Any) -> list[int]:
+    """Plain integers out of a list, a tuple or an array. Raises RequestError for anything else."""
+    try:
+        if any(isinstance(token, bool) for token in value):
+            raise TypeError
+        return [operator.index(token) for token in value]
+    except TypeError:
+        raise RequestError("prompt_token_ids must be a list of integers.", param="prompt") from None
 
 
 def _is_token_ids(value: Any) -> bool:
@@ -57,8 +68,15 @@ def truncate_prompt(token_ids: list[int], params: SamplingParams) -> list[int]:
     return token_ids if keep is None else token_ids[-keep:]
 
 
-def check_prompt(token_ids: list[int], params: SamplingParams, *, max_model_len: int, vocab_size: int) -> None:
-    """Raise RequestError for an empty prompt, an id outside of the vocabulary, or one too long for the context."""
+def check_prompt(
+    token_ids: list[int], params: SamplingParams, *, max_model_len: int, vocab_size: int, max_num_seqs: int | None = None
+) -> None:
+    """Raise RequestError for an empty prompt, an id outside of the vocabulary, one too long for the context, or too large an n."""
+    if max_num_seqs is not None and params.n > max_num_seqs:
+        raise RequestError(
+            f"n is {params.n}, but at most {max_num_seqs} sequences can run at the same time; ask for fewer (or raise --max-num-seqs).",
+            param="n",
+        )
     if not token_ids:
         raise RequestError("The prompt is empty: give at least one token.", param="prompt")
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:

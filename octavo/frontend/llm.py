@@ -154,7 +154,13 @@ class LLM:
 
     def _request(self, prompt: Prompt, params: SamplingParams, priority: int) -> GenerateRequest:
         token_ids = truncate_prompt(prompt.token_ids, params)
-        check_prompt(token_ids, params, max_model_len=self.max_model_len, vocab_size=self.model_config.vocab_size)
+        check_prompt(
+            token_ids,
+            params,
+            max_model_len=self.max_model_len,
+            vocab_size=self.model_config.vocab_size,
+            max_num_seqs=self.config.max_num_seqs,
+        )
         token_params = params.to_token_params(
             prompt_len=len(token_ids),
             max_model_len=self.max_model_len,
