@@ -54,6 +54,7 @@ class DecodeGraphs:
         self.row_index = torch.full((max_rows,), self.spare_row, dtype=torch.int64, device=device)
         self.query_start = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.graphs: dict[tuple[int, str], CapturedStep] = {}
         # The spare row draws too, so it needs parameters that can be drawn with.
         runner.sampler.state.init_row(RowInit(self.spare_row, TokenParams(temperature=0.0), 0, [0], [], []))
@@ -91,8 +92,16 @@ class DecodeGraphs:
         runner.rows.num_computed.copy_(saved[1])
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            output = self._body(bucket, mode)
+        # Not ``torch.cuda.graph``: it collects garbage and empties the allocator's cache each time, ten times the cost of this.
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                output = self._body(bucket, mode)
+            finally:
+                graph.capture_end()
+        current.wait_stream(self.stream)
         step = self.graphs[bucket, mode] = CapturedStep(graph, output)
         logger.debug("captured a decode graph: %d sequences, %s, %.0f ms", bucket, mode, (time.perf_counter() - begun) * 1e3)
         return step

@@ -1,0 +1,75 @@
+"""Where a decode step's time goes: kernels of a step by GPU time, the gaps between them, and the host's share.
+
+usage: python scripts/gpu/profile_step.py MODELDIR [batch …] [--temperature T] [--context N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import defaultdict
+
+import torch
+
+from octavo import LLM, SamplingParams
+
+STEPS = 12
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("batch", type=int, nargs="*", default=[1, 32, 256])
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--backend", default="auto")
+    args = parser.parse_args()
+    llm = LLM(
+        model=args.model, load_format="dummy", skip_tokenizer_init=True, max_model_len=4096, attention_backend=args.backend,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    for batch in args.batch:
+        profile(llm, batch, args.temperature, args.context)
+    capture = [(b, m) for b, m in llm.executor.runner.graphs.graphs]
+    print(f"graphs: {capture}")
+
+
+def profile(llm: LLM, batch: int, temperature: float, context: int) -> None:
+    rng = random.Random(batch)
+    params = SamplingParams(temperature=temperature, max_tokens=STEPS + 60, ignore_eos=True, detokenize=False)
+    for i in range(batch):
+        prompt = {"prompt_token_ids": [rng.randint(10, 9000) for _ in range(context)]}
+        from octavo.frontend.inputs import parse_prompts
+
+        llm.engine.add_request(llm._request(parse_prompts(prompt, None)[0], params, 0))
+    while any(s.num_computed < context for s in llm.engine.scheduler.running) or len(llm.engine.scheduler.running) < batch:
+        llm.engine.step()
+    for _ in range(20):
+        llm.engine.step()
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(STEPS):
+        llm.engine.step()
+    torch.cuda.synchronize()
+    wall = (time.perf_counter() - begun) / STEPS * 1e6
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
+        for _ in range(STEPS):
+            llm.engine.step()
+        torch.cuda.synchronize()
+    times: dict[str, list[float]] = defaultdict(list)
+    for event in prof.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            times[event.name].append(event.self_device_time_total)
+    total = sum(sum(v) for v in times.values()) / STEPS
+    print(f"== batch {batch}, context {context}, temperature {temperature}: {wall:.0f} us a step, kernels {total:.0f} us")
+    for name, values in sorted(times.items(), key=lambda kv: -sum(kv[1]))[:16]:
+        print(f"{sum(values) / STEPS:9.1f} us  {len(values) / STEPS:6.1f} x {sum(values) / len(values):7.2f}  {name[:90]}")
+    for request_id in list(llm.engine.scheduler.requests):
+        llm.engine.abort(request_id)
+    while llm.engine.has_work():
+        llm.engine.step()
+
+
+if __name__ == "__main__":
+    main()
