@@ -43,9 +43,7 @@ def profile(llm: LLM, batch: int, temperature: float, context: int) -> None:
         from octavo.frontend.inputs import parse_prompts
 
         llm.engine.add_request(llm._request(parse_prompts(prompt, None)[0], params, 0))
-    while any(s.num_computed < context for s in llm.engine.scheduler.running) or len(llm.engine.scheduler.running) < batch:
-        llm.engine.step()
-    for _ in range(20):
+    for _ in range(-(-batch * context // 8192) + 25):  # past every prompt
         llm.engine.step()
     torch.cuda.synchronize()
     begun = time.perf_counter()
