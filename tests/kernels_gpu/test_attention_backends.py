@@ -18,7 +18,7 @@ BLOCK_SIZE = 16
 
 def make_layer(heads: int, kv_heads: int, dim: int, **options: Any) -> AttentionLayerSpec:
     rng = torch.Generator().manual_seed(1)
-    angles = torch.rand(4096, dim // 2, generator=rng) * 6.28
+    angles = torch.rand(8192, dim // 2, generator=rng) * 6.28
     table = torch.cat((angles.cos(), angles.sin()), dim=1).to(DEVICE)
     return AttentionLayerSpec(0, heads, kv_heads, dim, dim**-0.5, rope_cos_sin=table, **options)
 

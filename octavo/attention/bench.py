@@ -1,4 +1,4 @@
-"""Attention on this machine's GPU against its floors: ``python -m octavo.kernels.bench.attention [--tune]``.
+"""Attention on this machine's GPU against its floors: ``python -m octavo.attention.bench [--tune]``.
 
 Times are of CUDA graphs that cycle enough copies of the cache to keep the L2 cold. Every shape is first checked against the
 torch reference on random data; the error is relative to the largest element.
