@@ -80,6 +80,7 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
     """Everything that the engine process needs. Raises ConfigError for a value out of range."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         if self.trust_remote_code:
             raise ConfigError("--trust-remote-code is refused: Octavo never runs code out of a model repository. Serve a supported architecture without it.")
@@ -92,8 +93,8 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{flag_name(name)} must be at least 1, got {value}.")
-        if self.swap_space < 0:
-            raise ConfigError(f"--swap-space must not be negative, got {self.swap_space}.")
+        if not 0 <= self.swap_space < float("inf"):
+            raise ConfigError(f"--swap-space must be a number of GiB, at least 0, got {self.swap_space}.")
         if self.quantization not in (None, "none"):
             raise ConfigError(f"--quantization {self.quantization} is not supported yet; leave it out to load the checkpoint as it is.")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
@@ -105,10 +106,19 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
     def token_budget(self, max_model_len: int, device_type: str) -> int:
         """Most tokens that one step may advance; executors size their buffers by it. ``device_type``: cpu or cuda.
 
-        Without chunked prefill the longest prompt must fit beside a full batch of decodes, or it might never run.
+        Without chunked prefill the longest prompt must fit beside a full batch of decodes, or it might never run:
+        ConfigError when --max-num-batched-tokens says less.
         """
         budget = self.max_num_batched_tokens or max(2048 if device_type == "cpu" else 8192, self.max_num_seqs)
-        return budget if self.enable_chunked_prefill else max(budget, max_model_len + self.max_num_seqs)
+        if self.enable_chunked_prefill:
+            return budget
+        least = max_model_len + self.max_num_seqs
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < least:
+            raise ConfigError(
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least {least} without chunked prefill: the longest "
+                f"prompt ({max_model_len}) beside a full batch ({self.max_num_seqs}). Raise it, or leave it out."
+            )
+        return max(budget, least)
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
@@ -142,6 +152,21 @@ class ServerOptions:
 def flag_name(name: str) -> str:
     """``max_model_len`` -> ``--max-model-len``."""
     return "--" + name.replace("_", "-")
+
+
+_TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float), "tuple[str, ...]": (tuple, list)}
+
+
+def check_types(options: Any) -> None:
+    """Raise ConfigError for a field whose value has another type than it is declared with (Python callers; flags are parsed)."""
+    for f in dataclasses.fields(options):
+        value = getattr(options, f.name)
+        base, _, optional = f.type.partition(" | ")
+        if value is None and optional:
+            continue
+        if not isinstance(value, _TYPES[base]) or (isinstance(value, bool) and base != "bool"):
+            kind = {"str": "a string", "bool": "True or False", "int": "an integer", "float": "a number"}.get(base, "a list of strings")
+            raise ConfigError(f"{f.name} must be {kind}, got {value!r}.")
 
 
 def check_choices(options: Any) -> None:

@@ -13,6 +13,7 @@ from octavo.errors import ConfigError
 from octavo.log import get_logger, setup_logging
 
 ENGINE_CLASSES = (ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions)
+MAX_DRAIN_S = 7 * 24 * 3600
 DEMO_LINE = "No model given: serving the embedded demo model SmolLM2-135M-Instruct."
 
 logger = get_logger(__name__)
@@ -53,6 +54,10 @@ def server_options(args: argparse.Namespace, from_file: dict[str, Any] | None = 
         raise ConfigError(f"--port must be between 0 (any free port) and 65535, got {options.port}.")
     if any(not key.strip() for key in options.api_key):
         raise ConfigError("--api-key must not be empty: an empty key would let every client in.")
+    if any(not name.strip() for name in options.served_model_name):
+        raise ConfigError("--served-model-name must not be empty: clients could not ask for the model.")
+    if not 0 <= options.drain_timeout <= MAX_DRAIN_S:
+        raise ConfigError(f"--drain-timeout must be between 0 and {MAX_DRAIN_S} seconds, got {options.drain_timeout}.")
     for name in ("max_logprobs", "max_n", "max_body_size"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}.")

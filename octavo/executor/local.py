@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
@@ -46,6 +47,7 @@ class LocalExecutor:
         if config.tensor_parallel_size > 1:
             raise ConfigError("--tensor-parallel-size above 1 is not supported yet; leave it out.")
         on_cpu = self.device.type == "cpu"
+        _warn_of_idle_flags(config, on_cpu)
         if on_cpu:
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
         else:
@@ -129,6 +131,15 @@ class _Timer:
 
     def __exit__(self, *exc: object) -> None:
         self.timings[self.name] = round(time.perf_counter() - self.start, 3)
+
+
+def _warn_of_idle_flags(config: EngineConfig, on_cpu: bool) -> None:
+    """Say which of the given flags have nothing to act on here; silence would look like consent."""
+    defaults = {f.name: f.default for f in dataclasses.fields(config)}
+    if on_cpu and config.gpu_memory_utilization != defaults["gpu_memory_utilization"]:
+        logger.warning("--gpu-memory-utilization says nothing on a CPU; --kv-cache-memory sets the size of the KV cache.")
+    if config.swap_space != defaults["swap_space"]:
+        logger.warning("--swap-space has no effect yet: preempted sequences are recomputed, not swapped out.")
 
 
 def resolve_device(config: EngineConfig) -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +28,15 @@ class LLM:
     OutOfMemoryError (weights or KV cache don't fit), each saying what to change.
     """
 
-    def __init__(self, model: str | None = None, *, tokenizer: str | None = None, chat_template: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        tokenizer: str | os.PathLike[str] | None = None,
+        chat_template: str | None = None,
+        **options: Any,
+    ) -> None:
+        model, tokenizer = (os.fspath(p) if isinstance(p, os.PathLike) else p for p in (model, tokenizer))
         self.config = EngineConfig.from_kwargs(model=model, tokenizer=tokenizer, **options)
         parts = load_model_parts(self.config, find_model(self.config), chat_template)
         self.model_config, self.tokenizer, self.chat_template = parts.model_config, parts.tokenizer, parts.chat_template

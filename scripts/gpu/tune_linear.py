@@ -52,7 +52,7 @@ def _candidates(rows: int, weight_rows: int, k: int) -> Iterator[LinearConfig]:
     yield replace(module.heuristic(rows, weight_rows, k), fuse_norm=False)
     if rows <= module.GEMV_ROWS:
         for block_n, block_k, warps in GEMV_BLOCKS:
-            if block_n * block_k * rows <= 16384 * (warps // 4 or 1) and block_k < 2 * k:
+            if block_n * block_k * rows <= 2048 * warps and block_k < 2 * k:
                 yield LinearConfig("gemv", block_n, block_k, warps)
                 if weight_rows <= 4096 and k >= 2048 and block_k * 2 <= k:
                     yield LinearConfig("gemv", block_n, block_k, warps, split_k=2)

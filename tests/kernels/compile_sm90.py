@@ -83,6 +83,23 @@ def elementwise_cases() -> Iterator[Case]:
         yield Case(f"act_and_mul {kind}", activation._act_and_mul_kernel, {"x_ptr": BF16, "out_ptr": BF16, "x_stride": "i32"}, constants)
 
 
+def sampling_cases() -> Iterator[Case]:
+    from octavo.kernels.triton import sample
+
+    vocab = 151936
+    blocks, peaks = triton.cdiv(vocab, sample.BLOCK), triton.cdiv(vocab, sample.PEAK)
+    for mode, name in ((sample.GREEDY, "greedy"), (sample.PLAIN, "plain"), (sample.TRUNCATED, "truncated")):
+        types = {"logits_ptr": FP32, "logits_stride": "i32", "packed_ptr": I64, "rows_ptr": I64, "positions_ptr": I64, "best_ptr": I64}
+        types |= {"bad_ptr": I32, "score_ptr": FP32, "token_ptr": I32, "mass_ptr": "*fp64", "peaks_ptr": FP32}
+        constants = {"VOCAB": vocab, "BLOCK": sample.BLOCK, "PEAKS": peaks, "MODE": mode, "HAS_ROWS": True, "USE_PDL": True}
+        yield Case(f"sample scan {name}", sample._scan_kernel, types, constants, {"num_warps": 8})
+        types |= {"values_ptr": FP32, "ids_ptr": I32, "out_ptr": I64}
+        constants |= {"BLOCKS": blocks, "BLOCKS_PADDED": triton.next_power_of_2(blocks), "PEAKS_PADDED": triton.next_power_of_2(peaks)}
+        constants |= {"CANDIDATES": sample.CANDIDATES, "PASS": sample.PASS}
+        warps = 16 if mode == sample.TRUNCATED else 1
+        yield Case(f"sample choose {name}", sample._choose_kernel, types, constants, {"num_warps": warps})
+
+
 def compile_case(case: Case) -> Any:
     signature, attributes = {}, {}
     for index, name in enumerate(case.kernel.arg_names):
@@ -111,6 +128,7 @@ def resources(compiled: Any) -> tuple[int, int]:
 def cases() -> Iterator[Case]:
     yield from elementwise_cases()
     yield from linear_cases()
+    yield from sampling_cases()
 
 
 def main(wanted: list[str]) -> int:

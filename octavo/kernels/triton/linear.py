@@ -104,7 +104,7 @@ def heuristic(rows: int, weight_rows: int, k: int) -> LinearConfig:
         block_k = min(wide, 1024 if rows <= 2 else 512)
         while triton.cdiv(k, block_k) > _MAX_STEPS:
             block_k *= 2
-        return LinearConfig("gemv", block_n=max(2, 4096 // block_k), block_k=block_k, num_warps=4, fuse_norm=True)
+        return LinearConfig("gemv", block_n=max(2, (4096 if rows <= 2 else 2048) // block_k), block_k=block_k, num_warps=4, fuse_norm=True)
     if rows > 16:
         return TORCH
     block_k = max(16, min(128, wide))

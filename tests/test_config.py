@@ -1,0 +1,43 @@
+"""The configuration's checks that the command line's parser does not make: keyword arguments of ``LLM``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("max_model_len", "2048", "max_model_len must be an integer, got '2048'"),
+        ("max_model_len", 2048.0, "max_model_len must be an integer"),
+        ("max_num_seqs", True, "max_num_seqs must be an integer, got True"),
+        ("max_num_seqs", None, "max_num_seqs must be an integer, got None"),
+        ("kv_cache_memory", "2G", "kv_cache_memory must be an integer"),
+        ("gpu_memory_utilization", "0.9", "gpu_memory_utilization must be a number"),
+        ("enable_prefix_caching", 1, "enable_prefix_caching must be True or False"),
+        ("model", 5, "model must be a string"),
+        ("dtype", None, "dtype must be a string"),
+        ("swap_space", float("nan"), "--swap-space must be"),
+        ("max_model_length", 5, "Did you mean 'max_model_len'"),
+    ],
+)
+def test_refused(name: str, value: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        EngineConfig.from_kwargs(**{name: value})
+
+
+def test_an_integer_is_a_number() -> None:
+    assert EngineConfig(swap_space=2, gpu_memory_utilization=1).swap_space == 2
+
+
+def test_a_token_budget_that_cannot_hold_a_whole_prompt_is_refused_rather_than_raised() -> None:
+    config = EngineConfig(max_num_batched_tokens=512, max_num_seqs=4, enable_chunked_prefill=False)
+    assert config.token_budget(508, "cpu") == 512
+    with pytest.raises(ConfigError, match="at least 1004 without chunked prefill"):
+        config.token_budget(1000, "cpu")
+    assert EngineConfig(max_num_seqs=4, enable_chunked_prefill=False).token_budget(10000, "cpu") == 10004
