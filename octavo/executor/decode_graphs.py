@@ -129,10 +129,11 @@ class DecodeGraphs:
         )
         runner.backend.prepare(metadata)
         hidden = runner.model(inputs.token_ids, ForwardContext(metadata, runner.backend, runner.kv_caches))
-        logits = runner.model.compute_logits(hidden)
         if mode == LOGITS:
+            logits = runner.model.compute_logits(hidden)
             runner.rows.advance(row_index, None)
             return logits
+        logits = runner.model.compute_logits(hidden, raw=True)
         tokens: Any = runner.sampler.sample_rows(logits, row_index, inputs.positions + 1, mode)
         runner.rows.advance(row_index, tokens)
         return tokens

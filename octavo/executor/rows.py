@@ -22,6 +22,7 @@ class DecodeInputs:
     positions: torch.Tensor
     slots: torch.Tensor
     seq_lens: torch.Tensor
+    block_tables: torch.Tensor | None = None  # a kernel may gather them, too
 
 
 class BatchRows:
@@ -53,12 +54,20 @@ class BatchRows:
         width = self.block_table.shape[1]
         # A later write to the same place must win, which a scatter with duplicate targets doesn't promise.
         cells = {row * width + offset + i: block for row, offset, ids in writes for i, block in enumerate(ids)}
-        packed = torch.from_numpy(np.array([list(cells.keys()), list(cells.values())], dtype=np.int64)).pin_memory()
-        packed = packed.to(self.device, non_blocking=True)
-        self.block_table.view(-1).index_copy_(0, packed[0], packed[1].to(torch.int32))
+        pairs = torch.from_numpy(np.array(list(cells.items()), dtype=np.int64)).pin_memory()
+        from octavo.kernels.triton.rows import scatter_pairs
+
+        scatter_pairs(pairs.to(self.device, non_blocking=True), self.block_table)
 
     def decode_inputs(self, row_index: torch.Tensor, spare_row: int, block_size: int) -> DecodeInputs:
         """Inputs of a step in which each of ``row_index`` (int64 [B]) runs its newest token. Spare rows write nothing."""
+        if row_index.is_cuda:
+            from octavo.kernels.triton.rows import decode_inputs
+
+            out = DecodeInputs(*(torch.empty_like(row_index) for _ in range(3)), torch.empty_like(row_index, dtype=torch.int32))
+            return decode_inputs(
+                row_index, self.last_token, self.num_computed, self.block_table, out, block_size=block_size, dummy_row=spare_row
+            )
         positions = self.num_computed[row_index]
         blocks = self.block_table[row_index, positions // block_size]
         slots = blocks.to(torch.int64) * block_size + positions % block_size
@@ -72,6 +81,11 @@ class BatchRows:
 
     def advance(self, row_index: torch.Tensor, tokens: torch.Tensor | None) -> None:
         """After such a step: one more token is computed, and ``tokens`` (int64 [B]) are the newest. Spare rows stay at 0."""
+        if tokens is not None and row_index.is_cuda:
+            from octavo.kernels.triton.rows import store_tokens
+
+            store_tokens(row_index, tokens, self.last_token, self.num_computed, dummy_row=self.num_computed.shape[0] - 1)
+            return
         self.num_computed[row_index] = torch.where(row_index == self.num_computed.shape[0] - 1, 0, self.num_computed[row_index] + 1)
         if tokens is not None:
             self.last_token[row_index] = tokens

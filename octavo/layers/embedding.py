@@ -38,7 +38,7 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         if self.group.size == 1:
-            return F.embedding(token_ids, self.weight)
+            return ops.embedding(token_ids, self.weight)
         local = token_ids - self.start
         mine = (local >= 0) & (local < self.count)
         found = F.embedding(local.where(mine, 0), self.weight)
@@ -54,7 +54,7 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class ParallelLMHead(nn.Module):
-    """hidden [R, hidden_size] -> logits float32 [R, vocab_size], whole on every rank.
+    """hidden [R, hidden_size] -> logits float32 [R, vocab_size], whole on every rank (``raw``: not converted to float32).
 
     ``tied`` is the embedding whose weight the head uses; None gives the head its own weight.
     """
@@ -81,14 +81,11 @@ class ParallelLMHead(nn.Module):
         else:
             scheme.share_weight(self, tied.weight)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        weight = self.scheme.plain_weight(self)
-        if weight is not None and self.group.size == 1:
-            return ops.linear(hidden, weight, None, out_dtype=torch.float32)[:, : self.vocab_size]
+    def forward(self, hidden: torch.Tensor, *, raw: bool = False) -> torch.Tensor:
         logits = self.scheme.apply(self, hidden, None)
         if self.group.size > 1:
             logits = self.group.all_gather(logits, dim=-1)[:, : self.vocab_size]
-        return logits.float()
+        return logits if raw else logits.float()
 
     def weight_slots(self, prefix: str) -> Iterator[tuple[str, WeightSlot]]:
         if self.tied:

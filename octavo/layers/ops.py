@@ -43,17 +43,25 @@ def gelu_and_mul(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     return _gelu.gelu_and_mul(x, approximate)
 
 
+def embedding(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """token_ids int64 [T], weight [vocab, H] -> [T, H]."""
+    if weight.is_cuda:
+        from octavo.kernels.triton.embedding import embedding as kernel
+
+        return kernel(token_ids, weight)
+    return F.embedding(token_ids, weight)
+
+
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool = False, out_dtype: torch.dtype | None = None
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool = False
 ) -> torch.Tensor:
     """x [T, K], weight [N, K] -> x W^T + b [T, N], or silu(first half) * second half [T, N / 2] if ``gated``."""
     if x.is_cuda:
         from octavo.kernels.triton.linear import linear as kernel
 
-        return kernel(x, weight, bias, gated=gated, out_dtype=out_dtype)
+        return kernel(x, weight, bias, gated=gated)
     y = F.linear(x, weight, bias)
-    y = silu_and_mul(y) if gated else y
-    return y if out_dtype is None else y.to(out_dtype)
+    return silu_and_mul(y) if gated else y
 
 
 def norm_linear(

@@ -162,9 +162,9 @@ class DecoderForCausalLM(nn.Module):
         """token_ids int64 [T] -> hidden [T, H], after the last norm."""
         return self.model(token_ids, context)
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, H] -> float32 [R, vocab_size], whole on every rank."""
-        return self.lm_head(hidden)
+    def compute_logits(self, hidden: torch.Tensor, *, raw: bool = False) -> torch.Tensor:
+        """hidden [R, H] -> float32 [R, vocab_size], whole on every rank; ``raw``: the same values in the model's own type."""
+        return self.lm_head(hidden, raw=raw)
 
     @property
     def attention_layers(self) -> list[AttentionLayerSpec]:

@@ -59,7 +59,7 @@ class SamplingState:
         self.features: list[LogitFeature] = [*(mask(vocab_size, self.device) for mask in masks), self.penalties]
         self._mirror = np.zeros((max_rows, _NUM_COLUMNS), dtype=np.int64)
         self._mirror_floats = self._mirror.view(np.float64)
-        self._packed = torch.zeros((max_rows, _NUM_COLUMNS), dtype=torch.int64, device=self.device)
+        self.packed = torch.zeros((max_rows, _NUM_COLUMNS), dtype=torch.int64, device=self.device)
         self._dirty: set[int] = set()
         self._logprobs: dict[int, int] = {}
         self._used: set[int] = set()
@@ -141,7 +141,7 @@ class SamplingState:
 
     def draw_params(self, row_index: torch.Tensor) -> tuple[DrawParams, torch.Tensor]:
         """(parameters, keys int64 [B]) of rows that only the device knows: row_index int64 [B]. No wait for the device."""
-        packed = self._packed.index_select(0, row_index)
+        packed = self.packed.index_select(0, row_index)
         floats = packed.view(torch.float64)
         params = DrawParams(
             floats[:, _TEMPERATURE].to(torch.float32),
@@ -157,4 +157,4 @@ class SamplingState:
         dirty = sorted(self._dirty)
         self._dirty.clear()
         index = upload(dirty, torch.int64, self.device)
-        self._packed.index_copy_(0, index, upload(self._mirror[dirty], torch.int64, self.device))
+        self.packed.index_copy_(0, index, upload(self._mirror[dirty], torch.int64, self.device))

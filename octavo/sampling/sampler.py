@@ -91,10 +91,16 @@ class Sampler:
     def sample_rows(self, logits: torch.Tensor, row_index: torch.Tensor, positions: torch.Tensor, mode: str) -> torch.Tensor:
         """Draw without the host: for CUDA graphs, where only the tensors' values differ from step to step.
 
-        logits float32 [B, V]; row_index, positions int64 [B], on the device; ``mode`` from ``graph_mode``. Returns int64 [B].
+        logits [B, V], float32 or the model's type; row_index, positions int64 [B], on the device; ``mode`` from ``graph_mode``.
+        Returns int64 [B]. A GPU's kernels draw by Gumbel noise, elsewhere by inverse CDF: seeds give other tokens there.
         """
+        if logits.is_cuda:
+            from octavo.kernels.triton import sample as kernels
+
+            modes = {GREEDY: kernels.GREEDY, RANDOM: kernels.PLAIN, TRUNCATED: kernels.TRUNCATED}
+            return kernels.sample_rows(logits, self.state.packed, row_index, positions, mode=modes[mode])
         if mode == GREEDY:
-            return _greedy(logits)
+            return repair(logits).argmax(-1)
         params, keys = self.state.draw_params(row_index)
         logits = repair(logits)
         greedy = params.temperature == 0.0
@@ -131,9 +137,8 @@ class Sampler:
             return torch.empty(0, dtype=torch.int64, device=logits.device)
         if self.on_cpu:
             return self._draw_on_cpu(logits, selection, step)
-        if selection.all_greedy:
-            return _greedy(logits)
-        return self.sample_rows(logits, step.row_index, step.position_index, TRUNCATED if selection.truncates else RANDOM)
+        mode = GREEDY if selection.all_greedy else TRUNCATED if selection.truncates else RANDOM
+        return self.sample_rows(logits, step.row_index, step.position_index, mode)
 
     def _draw_on_cpu(self, logits: torch.Tensor, selection: Selection, step: StepInputs) -> torch.Tensor:
         if selection.all_greedy:
@@ -160,8 +165,3 @@ class Sampler:
         index = upload(indices, torch.int64, logits.device)
         raw = logits[index] if raw is None else raw
         return LogprobsGroup(indices, counts, gather_logprobs(raw, tokens[index], max(counts)))
-
-
-def _greedy(logits: torch.Tensor) -> torch.Tensor:
-    """The first of the largest; the best finite one in a row that holds NaN or +inf."""
-    return repair(logits).argmax(-1)

@@ -147,5 +147,9 @@ def test_selector() -> None:
     assert select_backend("cpu", "cpu").name == "cpu"
     with pytest.raises(ConfigError, match="cpu, reference"):
         select_backend(CPU, "flash")
-    with pytest.raises(ConfigError, match="cuda"):
-        select_backend("cuda:0")
+    with pytest.raises(ConfigError, match="triton, flash, reference"):
+        select_backend("cuda:0", "cpu")
+    with pytest.raises(ConfigError, match="--device cpu"):
+        select_backend("mps")
+    with pytest.raises(ConfigError, match="Unknown attention backend"):
+        select_backend(CPU, "flashy")
