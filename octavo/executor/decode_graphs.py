@@ -19,6 +19,7 @@ import torch
 
 from octavo.attention.base import AttentionMetadata, ForwardContext
 from octavo.sampling.feature import upload
+from octavo.sampling.sampler import TRUNCATED
 from octavo.types import RowInit, TokenParams
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class DecodeGraphs:
             logits = runner.model.compute_logits(hidden)
             runner.rows.advance(row_index, None)
             return logits
-        logits = runner.model.compute_logits(hidden, raw=True)
+        logits = runner.model.compute_logits(hidden, raw=mode != TRUNCATED)  # truncation's search works in float32
         tokens: Any = runner.sampler.sample_rows(logits, row_index, inputs.positions + 1, mode)
         runner.rows.advance(row_index, tokens)
         return tokens
