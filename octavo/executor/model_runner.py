@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from octavo.attention.base import AttentionBackend, AttentionMetadata, ForwardContext
-from octavo.executor.decode_graphs import LOGITS, DecodeGraphs
 from octavo.executor.rows import BatchRows
+from octavo.executor.step_graphs import LOGITS, StepGraphs, split_mixed
 from octavo.sampling.batch import SamplingState
 from octavo.sampling.logprobs import prompt_logprobs
-from octavo.sampling.sampler import SampleOutput, Sampler
+from octavo.sampling.sampler import GREEDY, SampleOutput, Sampler
 from octavo.types import Advance, RowInit, StepPlan, StepResult, TokenLogprobs, TokenParams
 
 LOGITS_CHUNK = 256  # prompt positions whose logits exist at the same time, for prompt_logprobs
@@ -80,7 +80,7 @@ class ModelRunner:
         make_workspace = getattr(backend, "make_workspace", None)
         if make_workspace is not None:
             make_workspace(max_rows, model.attention_layers, kv_caches[0].dtype, device)
-        self.graphs = DecodeGraphs(self, max_rows) if use_graphs else None
+        self.graphs = StepGraphs(self, max_rows) if use_graphs else None
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingStep:
@@ -93,8 +93,8 @@ class ModelRunner:
         if not plan.advances:
             return PendingStep(plan.step, [], None, {})
 
-        if self.graphs is not None and is_decode(plan):
-            return self._replay(plan, self.graphs)
+        if self.graphs is not None and (pending := self._replay(plan, self.graphs)) is not None:
+            return pending
         token_ids, metadata = self._build_inputs(plan.advances)
         self.backend.prepare(metadata)
         hidden = self.model(token_ids, ForwardContext(metadata, self.backend, self.kv_caches))
@@ -110,13 +110,22 @@ class ModelRunner:
             self.rows.num_computed[row_index] = self._to_device(np.array(positions, dtype=np.int64))
         return PendingStep(plan.step, rows, output, entries)
 
-    def _replay(self, plan: StepPlan, graphs: DecodeGraphs) -> PendingStep:
-        """A step in which every sequence runs its newest token and draws the next, as a CUDA graph."""
-        rows = [a.row for a in plan.advances]
-        mode = self.sampler.graph_mode(rows)
+    def _replay(self, plan: StepPlan, graphs: StepGraphs) -> PendingStep | None:
+        """The step as a CUDA graph; None for a plan that no graph holds."""
+        split = split_mixed(plan)
+        if split is None:
+            return None
+        decodes, prompts = split
+        rows = decodes + [a.row for a in prompts if a.sample_rows]
+        mode = self.sampler.graph_mode(rows) if rows else GREEDY
+        if prompts and mode is not None:
+            tokens = graphs.mixed(decodes, prompts, mode)
+            return PendingStep(plan.step, rows, SampleOutput(tokens) if rows else None, {})
+        if prompts:
+            return None
         if mode is not None:
-            return PendingStep(plan.step, rows, SampleOutput(graphs.run(rows, mode)), {})
-        logits = graphs.run(rows, LOGITS)
+            return PendingStep(plan.step, rows, SampleOutput(graphs.decode(rows, mode)), {})
+        logits = graphs.decode(rows, LOGITS)
         output = self.sampler.sample(logits, rows, [a.start + 1 for a in plan.advances])
         self.rows.last_token[graphs.row_index[: len(rows)]] = output.token_ids
         return PendingStep(plan.step, rows, output, {})
@@ -206,11 +215,6 @@ class ModelRunner:
         self.execute(StepPlan(-1, [Advance(0, 0, 4, [0] * 4, (0,))], [init])).to_result()
         self.execute(StepPlan(-1, [Advance(0, 4, 1, None, (0,))])).to_result()
         self.sampler.state.clear_row(0)
-
-
-def is_decode(plan: StepPlan) -> bool:
-    """Whether every advance of the plan runs its row's newest token and draws the next one."""
-    return all(a.token_ids is None and len(a.sample_rows) == 1 for a in plan.advances)
 
 
 def _sampled(advances: list[Advance]) -> tuple[list[int], list[int], list[int]]:

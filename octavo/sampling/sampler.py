@@ -99,10 +99,10 @@ class Sampler:
 
             modes = {GREEDY: kernels.GREEDY, RANDOM: kernels.PLAIN, TRUNCATED: kernels.TRUNCATED}
             return kernels.sample_rows(logits, self.state.packed, row_index, positions, mode=modes[mode])
+        logits = repair(logits.float())
         if mode == GREEDY:
-            return repair(logits).argmax(-1)
+            return logits.argmax(-1)
         params, keys = self.state.draw_params(row_index)
-        logits = repair(logits)
         greedy = params.temperature == 0.0
         params.temperature = params.temperature.masked_fill(greedy, 1.0)
         weights = kept_weights(logits, params) if mode == TRUNCATED else full_weights(logits, params.temperature)

@@ -31,8 +31,7 @@ def main() -> None:
     )  # fmt: skip
     for batch in args.batch:
         profile(llm, batch, args.temperature, args.context)
-    capture = [(b, m) for b, m in llm.executor.runner.graphs.graphs]
-    print(f"graphs: {capture}")
+    print(f"graphs: {list(llm.executor.runner.graphs.pool.steps)}")
 
 
 def profile(llm: LLM, batch: int, temperature: float, context: int) -> None:

@@ -1,0 +1,75 @@
+"""CUDA graphs of whole steps, captured when first needed and kept; one memory pool for all of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import torch
+
+from octavo.executor.rows import BatchRows
+
+logger = logging.getLogger("octavo.executor")
+
+
+@dataclass(slots=True)
+class CapturedStep:
+    """``output`` is what the step's body returned; the next replay overwrites it."""
+
+    graph: torch.cuda.CUDAGraph
+    output: torch.Tensor
+
+
+class GraphPool:
+    """Captures step bodies on a CUDA device; elsewhere runs them as they are (tests on the CPU).
+
+    A body reads and writes fixed buffers only, and advances the rows; so it can be run again as it is.
+    """
+
+    def __init__(self, rows: BatchRows) -> None:
+        self.rows = rows
+        self.on_gpu = rows.device.type == "cuda"
+        self.steps: dict[Hashable, CapturedStep] = {}
+        if self.on_gpu:
+            self.pool = torch.cuda.graph_pool_handle()
+            self.stream = torch.cuda.Stream(rows.device)
+
+    def run(self, key: Hashable, body: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The body's output, by replaying what was captured under ``key``, or capturing it now."""
+        if not self.on_gpu:
+            return body()
+        step = self.steps.get(key)
+        if step is None:
+            step = self.steps[key] = self._capture(key, body)
+        step.graph.replay()
+        return step.output
+
+    def _capture(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep:
+        """Run the body once (compiles kernels, sizes workspaces), undo what that did to the rows, then record it."""
+        begun = time.perf_counter()
+        rows = self.rows
+        saved = (rows.last_token.clone(), rows.num_computed.clone())
+        body()
+        rows.last_token.copy_(saved[0])
+        rows.num_computed.copy_(saved[1])
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Not ``torch.cuda.graph``: it collects garbage and empties the allocator's cache each time, ten times the cost of this.
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                output = body()
+            finally:
+                graph.capture_end()
+        current.wait_stream(self.stream)
+        logger.debug("captured step graph %s in %.0f ms", key, (time.perf_counter() - begun) * 1e3)
+        return CapturedStep(graph, output)
+
+
+def round_up(count: int, sizes: list[int]) -> int:
+    """The smallest of the sorted ``sizes`` that is at least ``count``."""
+    return next(s for s in sizes if s >= count)

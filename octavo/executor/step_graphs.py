@@ -1,0 +1,213 @@
+"""A step as one CUDA graph: rows → inputs → layers → logits → sample → rows.
+
+Launching a step's kernels one by one costs the host more than most steps take on the GPU. Two kinds of step are captured.
+
+*Decode*: every sequence runs its newest token. Nothing but the list of rows differs from step to step; inputs are built from
+the rows, the sampled token goes back to its row, and the next step reads it there.
+
+*Mixed*: decodes, and a few prompts or chunks of prompts beside them, whose tokens and places are uploaded in one copy:
+
+    tokens     [ one per decode, padded to D | prompts' tokens, one after another, padded to T ]
+    sequences  [ decodes, padded to D        | prompts, padded to P                            ]
+
+Padding decodes stand on a spare row whose slot is -1 and whose length is 0; padding tokens belong to no sequence, and what is
+computed for them goes nowhere. Graphs exist by sizes, rounded up, and by mode (how the rows draw).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from octavo.attention.base import AttentionMetadata, ForwardContext
+from octavo.executor.graph_pool import GraphPool, round_up
+from octavo.sampling.feature import upload
+from octavo.sampling.sampler import TRUNCATED
+from octavo.types import Advance, RowInit, StepPlan, TokenParams
+
+if TYPE_CHECKING:
+    from octavo.executor.model_runner import ModelRunner
+
+LOGITS = "logits"  # stop after the logits: the sampler goes on eagerly (penalties, masks, log-probabilities …)
+MAX_PROMPTS = 8
+PROMPT_TOKENS = [16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048]
+
+
+def bucket_sizes(max_rows: int) -> list[int]:
+    """1, 2, 4, then multiples of 8 to 64, of 16 to 256, of 32 to 512, of 64 above; the last is max_rows."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 512, 32), *range(512, max_rows + 1, 64)]
+    return [s for s in sizes if s < max_rows] + [max_rows]
+
+
+class StepGraphs:
+    """The captured steps of one model runner, on its device and current stream."""
+
+    def __init__(self, runner: ModelRunner, max_rows: int) -> None:
+        self.runner = runner
+        self.pool = GraphPool(runner.rows)
+        self.spare_row = max_rows
+        device = runner.device
+        self.sizes = bucket_sizes(max_rows)
+        self.mixed_sizes = [s for s in (8, 32, 64, 128, 192, 256, 384, 512, 768) if s < max_rows] + [max_rows]
+        self.row_index = torch.full((max_rows,), self.spare_row, dtype=torch.int64, device=device)
+        self.places = torch.arange(max(max_rows, PROMPT_TOKENS[-1]) + 1, dtype=torch.int64, device=device)
+        self.prompt_inputs = torch.zeros(3 * PROMPT_TOKENS[-1] + 6 * MAX_PROMPTS + 1, dtype=torch.int64, device=device)
+        self._rows: list[int] = []
+        # The spare row draws too, so it needs parameters that can be drawn with.
+        runner.sampler.state.init_row(RowInit(self.spare_row, TokenParams(temperature=0.0), 0, [0], [], []))
+
+    # -- decode steps -----------------------------------------------------------------------------------------------------
+
+    def decode(self, rows: list[int], mode: str) -> torch.Tensor:
+        """Advance ``rows`` by one token each: token ids int64 [len(rows)], or float32 logits in mode LOGITS.
+
+        A view of what the next step overwrites.
+        """
+        bucket = round_up(len(rows), self.sizes) if self.pool.on_gpu else len(rows)
+        self._set_rows(rows)
+        return self.pool.run(("decode", bucket, mode), partial(self._decode_body, bucket, mode))[: len(rows)]
+
+    def _set_rows(self, rows: list[int]) -> None:
+        """Upload the list of rows if it differs from the last one; what lies past it is padding."""
+        if rows != self._rows:
+            padded = rows + [self.spare_row] * max(0, len(self._rows) - len(rows))
+            self.row_index[: len(padded)].copy_(upload(padded, torch.int64, self.runner.device), non_blocking=True)
+            self._rows = list(rows)
+
+    def _decode_body(self, bucket: int, mode: str) -> torch.Tensor:
+        runner = self.runner
+        row_index = self.row_index[:bucket]
+        inputs = runner.rows.decode_inputs(row_index, self.spare_row, runner.block_size)
+        query_start = self.places[: bucket + 1].to(torch.int32)
+        hidden = self._forward(
+            inputs.token_ids, inputs.positions, inputs.slots, query_start, inputs.seq_lens, row_index, num_decodes=bucket, max_query_len=1
+        )
+        if mode == LOGITS:
+            logits = runner.model.compute_logits(hidden)
+            runner.rows.advance(row_index, None)
+            return logits
+        logits = runner.model.compute_logits(hidden, raw=mode != TRUNCATED)  # truncation's search works in float32
+        tokens = runner.sampler.sample_rows(logits, row_index, inputs.positions + 1, mode)
+        runner.rows.advance(row_index, tokens)
+        return tokens
+
+    # -- mixed steps ------------------------------------------------------------------------------------------------------
+
+    def mixed(self, decodes: list[int], prompts: list[Advance], mode: str) -> torch.Tensor:
+        """Advance rows ``decodes`` by one token each and run ``prompts``: tokens drawn, decodes first, then the prompts that draw."""
+        num_tokens = sum(p.count for p in prompts)
+        if self.pool.on_gpu:
+            sizes = (round_up(len(decodes), [0, *self.mixed_sizes]), round_up(num_tokens, PROMPT_TOKENS), MAX_PROMPTS)
+        else:
+            sizes = (len(decodes), num_tokens, len(prompts))
+        self._set_rows(decodes)
+        packed = self._pack(prompts, sizes[1], sizes[2])
+        self.prompt_inputs[: len(packed)].copy_(upload(torch.from_numpy(packed), torch.int64, self.runner.device), non_blocking=True)
+        tokens = self.pool.run(("mixed", *sizes, mode), partial(self._mixed_body, *sizes, mode))
+        drawn = [sizes[0] + i for i, p in enumerate(prompts) if p.sample_rows]
+        if len(decodes) == sizes[0] and drawn == list(range(sizes[0], sizes[0] + len(drawn))):
+            return tokens[: sizes[0] + len(drawn)]
+        return tokens[upload([*range(len(decodes)), *drawn], torch.int64, self.runner.device)]
+
+    def _pack(self, prompts: list[Advance], size: int, slots: int) -> np.ndarray:
+        """int64: token ids, positions, rows [size each]; query starts [slots + 1]; rows, lengths, sampling rows, sampling
+        positions, places of the states to sample from [slots each]."""
+        packed = np.zeros(3 * size + 6 * slots + 1, np.int64)
+        ids, positions, rows = packed[: 3 * size].reshape(3, size)
+        starts = packed[3 * size : 3 * size + slots + 1]
+        row, length, draw_row, draw_position, source = packed[3 * size + slots + 1 :].reshape(5, slots)
+        rows[:] = row[:] = draw_row[:] = self.spare_row
+        begin = 0
+        for i, p in enumerate(prompts):
+            end = begin + p.count
+            ids[begin:end] = p.token_ids
+            positions[begin:end] = np.arange(p.start, p.start + p.count)
+            rows[begin:end] = row[i] = p.row
+            length[i] = draw_position[i] = p.start + p.count
+            source[i] = end - 1
+            if p.sample_rows:
+                draw_row[i] = p.row
+            starts[i + 1 :] = end
+            begin = end
+        return packed
+
+    def _mixed_body(self, decodes: int, size: int, slots: int, mode: str) -> torch.Tensor:
+        runner, rows, spare = self.runner, self.runner.rows, self.spare_row
+        packed = self.prompt_inputs
+        ids, positions, row_of_token = packed[: 3 * size].view(3, size)
+        starts = packed[3 * size : 3 * size + slots + 1]
+        row, length, draw_row, draw_position, source = packed[3 * size + slots + 1 : 3 * size + 6 * slots + 1].view(5, slots)
+        blocks = rows.block_table[row_of_token, positions // runner.block_size].to(torch.int64)
+        prompt_slots = (blocks * runner.block_size + positions % runner.block_size).masked_fill(row_of_token == spare, -1)
+        row_index = self.row_index[:decodes]
+        inputs = rows.decode_inputs(row_index, spare, runner.block_size)
+        hidden = self._forward(
+            torch.cat((inputs.token_ids, ids)),
+            torch.cat((inputs.positions, positions)),
+            torch.cat((inputs.slots, prompt_slots)),
+            torch.cat((self.places[:decodes], starts + decodes)).to(torch.int32),
+            torch.cat((inputs.seq_lens, length.to(torch.int32))),
+            torch.cat((row_index, row)),
+            num_decodes=decodes,
+            max_query_len=size,
+        )
+        logits = runner.model.compute_logits(hidden[torch.cat((self.places[:decodes], source + decodes))], raw=mode != TRUNCATED)
+        draw_rows = torch.cat((row_index, draw_row))
+        tokens = runner.sampler.sample_rows(logits, draw_rows, torch.cat((inputs.positions + 1, draw_position)), mode)
+        rows.num_computed[row] = length  # padding sets the spare row's to 0, which it is
+        rows.last_token[draw_row] = tokens[decodes:]
+        rows.advance(row_index, tokens[:decodes])
+        return tokens
+
+    def _forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        query_start: torch.Tensor,
+        seq_lens: torch.Tensor,
+        row_index: torch.Tensor,
+        *,
+        num_decodes: int,
+        max_query_len: int,
+    ) -> torch.Tensor:
+        runner = self.runner
+        table, extra = runner.rows.block_table, {"row_index": row_index}
+        if not self.pool.on_gpu:  # the CPU's backend takes one table a sequence
+            table, extra = table[row_index], {}
+        metadata = AttentionMetadata(
+            num_tokens=len(token_ids),
+            num_seqs=len(seq_lens),
+            num_decodes=num_decodes,
+            max_query_len=max_query_len,
+            max_seq_len=runner.max_model_len,
+            block_size=runner.block_size,
+            positions=positions,
+            slots=slots,
+            query_start=query_start,
+            seq_lens=seq_lens,
+            block_tables=table,
+            extra=extra,
+        )
+        runner.backend.prepare(metadata)
+        return runner.model(token_ids, ForwardContext(metadata, runner.backend, runner.kv_caches))
+
+
+def split_mixed(plan: StepPlan) -> tuple[list[int], list[Advance]] | None:
+    """(rows that decode, prompts) of a plan that a captured step can hold; None for others.
+
+    Decodes come first, and a prompt draws for its own row or not at all: its tokens come out in the plan's order.
+    """
+    advances = plan.advances
+    count = next((i for i, a in enumerate(advances) if a.token_ids is not None), len(advances))
+    prompts = advances[count:]
+    if len(prompts) > MAX_PROMPTS or any(len(a.sample_rows) != 1 for a in advances[:count]):
+        return None
+    if any(a.token_ids is None or a.prompt_logprobs is not None or len(a.sample_rows) > 1 for a in prompts):
+        return None
+    if any(a.sample_rows and a.sample_rows != (a.row,) for a in prompts) or sum(a.count for a in prompts) > PROMPT_TOKENS[-1]:
+        return None
+    return [a.row for a in advances[:count]], prompts
