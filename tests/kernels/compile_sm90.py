@@ -93,7 +93,7 @@ def sampling_cases() -> Iterator[Case]:
         types |= {"bad_ptr": I32, "score_ptr": FP32, "token_ptr": I32, "mass_ptr": "*fp64", "peaks_ptr": FP32}
         constants = {"VOCAB": vocab, "BLOCK": sample.BLOCK, "PEAKS": peaks, "MODE": mode, "HAS_ROWS": True, "USE_PDL": True}
         yield Case(f"sample scan {name}", sample._scan_kernel, types, constants, {"num_warps": 8})
-        types |= {"values_ptr": FP32, "ids_ptr": I32, "out_ptr": I64}
+        types |= {"list_ptr": I32, "values_ptr": FP32, "ids_ptr": I32, "out_ptr": I64}
         constants |= {"BLOCKS": blocks, "BLOCKS_PADDED": triton.next_power_of_2(blocks), "PEAKS_PADDED": triton.next_power_of_2(peaks)}
         constants |= {"CANDIDATES": sample.CANDIDATES, "PASS": sample.PASS}
         warps = 16 if mode == sample.TRUNCATED else 1
