@@ -3,6 +3,10 @@
 ``linear_configs.json`` beside this file holds what ``scripts/gpu/tune_linear.py`` measured, per (weight rows, K, gated,
 rows of x); ``heuristic`` stands in for shapes that are not in it. More than ``MAX_ROWS`` rows, other types than 16-bit
 floats, odd layouts: torch, in the same call.
+
+A row's result is the same whatever the other rows hold, and the same for all numbers of rows that run one configuration. Where
+the table gives neighbouring numbers of rows different ones, or cuBLAS, the order of float32 sums differs, and so a result may
+by the last bit of its 16.
 """
 
 from __future__ import annotations
