@@ -147,7 +147,8 @@ def inspect(compiled: Any) -> Machine:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        usage, code = (subprocess.run([tool, o, file.name], capture_output=True, text=True, check=True).stdout for o in ("-res-usage", "-sass"))
+        run = [subprocess.run([tool, o, file.name], capture_output=True, text=True, check=True) for o in ("-res-usage", "-sass")]
+        usage, code = (done.stdout for done in run)
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found, usage
     instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;]*);", code)

@@ -26,7 +26,7 @@ COLUMNS = 5  # of a row of packed parameters: temperature, top_p, min_p (float64
 PEAK = 64  # tokens to a peak
 BLOCK = 4096  # tokens to a program of the scan
 CANDIDATES = 4096  # gathered per row at most
-PASS = 4096  # of them looked at at a time
+PASS = 2048  # of them looked at at a time
 GREEDY, PLAIN, TRUNCATED = 0, 1, 2  # what the rows of a launch may do; each includes those before it
 
 _PEAK = tl.constexpr(PEAK)
