@@ -111,12 +111,16 @@ class Table:
         os.replace(part, self.path)
 
 
-def tune(shape: Shape, rows: int, operands: Operands, deadline: float) -> dict:
+def tune(shape: Shape, rows: int, operands: Operands, deadline: float) -> dict | None:
+    """The entry of the fastest configuration; None when time was up before one was tried."""
     base = operands.time(TORCH, rows)
-    best, best_time, tried = TORCH, base, []
+    best, best_time, tried, cut = TORCH, base, [], False
     for config in candidates(rows, shape.weight_rows, shape.k):
-        if config.kernel == "torch" or time.monotonic() > deadline:
+        if config.kernel == "torch":
             continue
+        if time.monotonic() > deadline:
+            cut = True
+            break
         try:
             took = operands.time(config, rows)
         except Exception as error:  # noqa: BLE001 - out of resources, or a compiler's refusal: not a candidate then
@@ -126,6 +130,8 @@ def tune(shape: Shape, rows: int, operands: Operands, deadline: float) -> dict:
         # cuBLAS must be beaten, not met: it needs no compilation
         if took < best_time * (0.97 if best.kernel == "torch" else 1.0):
             best, best_time = config, took
+    if cut and not tried:
+        return None
     fused = ""
     if best.kernel == "gemv" and shape.normed:
         apart, inside = operands.time_norm_apart(best, rows), operands.time(best, rows, fused_norm=True)
@@ -158,20 +164,24 @@ def main() -> int:
 
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
         compiling = [pool.apply_async(compile_group, (shape, rows)) for shape, rows in jobs]
-        done = 0
+        done, broken = 0, False
         operands: dict[str, Operands] = {}
         for (shape, rows), ready in zip(jobs, compiling, strict=True):
             if time.monotonic() > deadline:
                 break
-            ready.wait(max(1.0, deadline - time.monotonic()))
+            if not broken:
+                ready.wait(max(1.0, min(40.0, deadline - time.monotonic())))
+                broken = not ready.ready() and done == 0  # workers that never answer: compile here, one after another
             if shape.name not in operands:
                 try:
                     operands[shape.name] = Operands(shape, module.MAX_ROWS)
                 except torch.cuda.OutOfMemoryError:
                     operands.clear()
                     operands[shape.name] = Operands(shape, module.MAX_ROWS)
-            table.add(tune(shape, rows, operands[shape.name], deadline))
-            done += 1
+            entry = tune(shape, rows, operands[shape.name], deadline)
+            if entry is not None:
+                table.add(entry)
+                done += 1
         pool.terminate()
     print(f"{done} of {len(jobs)} shapes and row counts measured; {len(table.entries)} entries in {args.out}")
     return 0

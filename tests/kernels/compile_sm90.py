@@ -2,7 +2,8 @@
 
     python -m tests.kernels.compile_sm90 [part of a name ...]
 
-Run by test_triton_interpreter.py in a process of its own. Exits with 1 if one does not compile, or spills.
+Run by test_triton_interpreter.py in a process of its own. Exits with 1 if one does not compile, spills, or
+touches memory before it has waited for the kernel before, apart from those that load weights there.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Case:
     constants: dict[str, Any]
     options: dict[str, int] = field(default_factory=dict)
     loose: tuple[str, ...] = ()  # integers not known to be divisible by 16
+    loads_early: bool = False  # weights, before it waits for the kernel before
 
 
 def gemv_case(config: Any, rows: int, weight_rows: int, k: int, gated: bool = False, norm: bool = False) -> Case:
@@ -56,7 +58,7 @@ def gemv_case(config: Any, rows: int, weight_rows: int, k: int, gated: bool = Fa
         constants |= {"BLOCK_M": padded_rows(rows), "STAGES": config.num_stages, "PREFETCH": config.prefetch}
         kernel = gemv.skinny_kernel
     suffix = (" gated" if gated else "") + (" norm" if norm else "")
-    return Case(name + suffix, kernel, types, constants, {"num_warps": config.num_warps}, loose=("M",))
+    return Case(name + suffix, kernel, types, constants, {"num_warps": config.num_warps}, ("M",), config.kernel == "gemv")
 
 
 def linear_cases() -> Iterator[Case]:
@@ -77,7 +79,7 @@ def elementwise_cases() -> Iterator[Case]:
         types = {"x_ptr": BF16, "residual_ptr": BF16, "weight_ptr": BF16, "out_ptr": BF16, "total_ptr": BF16, "eps": "fp32"}
         types |= {"x_stride": "i32", "residual_stride": "i32"}
         constants = {"WIDTH": width, "BLOCK": width, "HAS_RESIDUAL": True, "USE_PDL": True}
-        yield Case(f"rms_norm {width}", norm._rms_norm_kernel, types, constants, {"num_warps": norm._warps(width)})
+        yield Case(f"rms_norm {width}", norm._rms_norm_kernel, types, constants, {"num_warps": norm._warps(width)}, loads_early=True)
     for kind in (activation.SILU, activation.GELU_TANH, activation.GELU):
         constants = {"WIDTH": 3072, "BLOCK": 1024, "KIND": kind, "USE_PDL": True}
         yield Case(f"act_and_mul {kind}", activation._act_and_mul_kernel, {"x_ptr": BF16, "out_ptr": BF16, "x_stride": "i32"}, constants)
@@ -93,7 +95,7 @@ def sampling_cases() -> Iterator[Case]:
         types |= {"bad_ptr": I32, "score_ptr": FP32, "token_ptr": I32, "mass_ptr": "*fp64", "peaks_ptr": FP32}
         constants = {"VOCAB": vocab, "BLOCK": sample.BLOCK, "PEAKS": peaks, "MODE": mode, "HAS_ROWS": True, "USE_PDL": True}
         yield Case(f"sample scan {name}", sample._scan_kernel, types, constants, {"num_warps": 8})
-        types |= {"values_ptr": FP32, "ids_ptr": I32, "out_ptr": I64}
+        types |= {"list_ptr": I32, "values_ptr": FP32, "ids_ptr": I32, "out_ptr": I64}
         constants |= {"BLOCKS": blocks, "BLOCKS_PADDED": triton.next_power_of_2(blocks), "PEAKS_PADDED": triton.next_power_of_2(peaks)}
         constants |= {"CANDIDATES": sample.CANDIDATES, "PASS": sample.PASS}
         warps = 16 if mode == sample.TRUNCATED else 1
@@ -130,16 +132,30 @@ def compile_case(case: Case) -> Any:
     return triton.compile(source, target=SM90, options=case.options)
 
 
-def resources(compiled: Any) -> tuple[int, int]:
-    """(registers a thread, bytes of local memory), as the machine code says."""
+@dataclass
+class Machine:
+    """What the machine code says: registers a thread, bytes of local memory, accesses to global memory before the wait for the
+    kernel before (prefetches aside)."""
+
+    registers: int
+    local: int
+    early: int
+
+
+def inspect(compiled: Any) -> Machine:
     tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    assert found, text
-    return int(found[1]), int(found[2])
+        run = [subprocess.run([tool, o, file.name], capture_output=True, text=True, check=True) for o in ("-res-usage", "-sass")]
+        usage, code = (done.stdout for done in run)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found, usage
+    instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;]*);", code)
+    waits = [i for i, text in enumerate(instructions) if "ACQBULK" in text]
+    assert len(waits) == 1, f"{len(waits)} waits"
+    early = sum(bool(re.search(r"\b(LDG|LDGSTS|STG|ATOM|ATOMG|RED)\b", text)) for text in instructions[: waits[0]])
+    return Machine(int(found[1]), int(found[2]), early)
 
 
 def cases() -> Iterator[Case]:
@@ -157,14 +173,14 @@ def main(wanted: list[str]) -> int:
         start = time.time()
         try:
             compiled = compile_case(case)
-            registers, local = resources(compiled)
+            machine = inspect(compiled)
         except Exception as error:  # noqa: BLE001 - all are listed
             print(f"FAILED {case.name}: {type(error).__name__}: {str(error)[:500]}")
             bad += 1
             continue
-        bad += local > 0
-        costs = f"{registers:4} registers {local:4} B local {compiled.metadata.shared:7} B shared {time.time() - start:5.1f} s"
-        print(f"{case.name:58} {costs}", flush=True)
+        bad += machine.local > 0 or (machine.early > 0) != case.loads_early
+        shared = f"{compiled.metadata.shared:7} B shared, {machine.early} accesses before the wait, {time.time() - start:4.1f} s"
+        print(f"{case.name:58} {machine.registers:4} registers {machine.local:4} B local {shared}", flush=True)
     return 1 if bad else 0
 
 

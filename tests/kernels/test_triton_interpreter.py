@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 FILES = [f"test_triton_{name}.py" for name in ("elementwise", "linear", "sampling", "rows")]
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")]
 
 
 def _run(args: list[str], **extra: str) -> None:

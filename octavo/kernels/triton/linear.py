@@ -3,6 +3,10 @@
 ``linear_configs.json`` beside this file holds what ``scripts/gpu/tune_linear.py`` measured, per (weight rows, K, gated,
 rows of x); ``heuristic`` stands in for shapes that are not in it. More than ``MAX_ROWS`` rows, other types than 16-bit
 floats, odd layouts: torch, in the same call.
+
+A row's result is the same whatever the other rows hold, and the same for all numbers of rows that run one configuration. Where
+the table gives neighbouring numbers of rows different ones, or cuBLAS, the order of float32 sums differs, and so a result may
+by the last bit of its 16.
 """
 
 from __future__ import annotations
@@ -190,6 +194,30 @@ def norm_linear(
             return run(config, x, weight, bias, gated=gated, norm=(norm_weight, eps), residual=residual)
     normed, total = (rms_norm if x.is_cuda else rms_norm_reference)(x, norm_weight, eps, residual)
     return linear(normed, weight, bias, gated=gated), total
+
+
+class DeviceLinear:
+    """A linear layer on the device; call it as ``(x, bias)``. Keeps the weight as it is: the kernels read it row by row.
+
+    gated: as in ``linear``; norms in front go through ``norm_linear`` with ``weight``.
+    """
+
+    __slots__ = ("gated", "weight")
+
+    def __init__(self, weight: torch.Tensor, gated: bool = False) -> None:
+        self.weight = weight
+        self.gated = gated
+        workspace(weight.device)  # before any graph is captured
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        return linear(x, self.weight, bias, gated=self.gated, out_dtype=out_dtype)
+
+
+def prepack_linear(weight: torch.Tensor) -> DeviceLinear | None:
+    """For a weight [out, in] in 16 bits on a CUDA device; None for others: use F.linear then."""
+    if weight.is_cuda and weight.dim() == 2 and weight.dtype in (torch.bfloat16, torch.float16) and weight.is_contiguous():
+        return DeviceLinear(weight.detach())
+    return None
 
 
 def _applies(x: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -112,26 +112,37 @@ def _scan_kernel(
 
 @triton.jit
 def _gather(
-    logits_row, peaks_row, values_row, ids_row, bound,
-    VOCAB: tl.constexpr, PEAKS: tl.constexpr, BLOCK: tl.constexpr, CANDIDATES: tl.constexpr,
+    logits_row, peaks_row, list_row, values_row, ids_row, bound,
+    VOCAB: tl.constexpr, PEAKS: tl.constexpr, PEAKS_PADDED: tl.constexpr, BLOCK: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """Write the tokens whose logit is >= bound, in order of ids, to values and ids, as far as they have room. How many."""
+    """Write the tokens whose logit is >= bound, in order of ids, to values and ids, as far as they have room.
+
+    Returns how many; where that is more than CANDIDATES, it is a lower bound. Only runs of tokens whose peak reaches the bound
+    are read; ``list_row`` is scratch for which they are.
+    """
+    peak = tl.arange(0, PEAKS_PADDED)
+    high = (tl.load(peaks_row + peak, mask=peak < PEAKS, other=float("-inf")) >= bound) & (peak < PEAKS)
+    number = high.to(tl.int32)
+    runs = tl.sum(number, axis=0)
+    tl.store(list_row + tl.cumsum(number, axis=0) - number, peak, mask=high)
+    tl.debug_barrier()  # other threads of this program read the list
     SUBS: tl.constexpr = BLOCK // _PEAK
-    count = tl.full([], 0, tl.int32)
-    for start in range(0, VOCAB, BLOCK):
-        peak = start // _PEAK + tl.arange(0, SUBS)
-        high = tl.load(peaks_row + peak, mask=peak < PEAKS, other=float("-inf")) >= bound
-        if tl.max(high.to(tl.int32), axis=0) > 0:
-            token = start + tl.arange(0, SUBS)[:, None] * _PEAK + tl.arange(0, _PEAK)[None, :]
-            value = tl.load(logits_row + token, mask=(token < VOCAB) & high[:, None], other=float("-inf"))
-            taken = (token < VOCAB) & high[:, None] & (value >= bound)
-            number = taken.to(tl.int32)
-            per_peak = tl.sum(number, axis=1)
-            place = count + (tl.cumsum(per_peak, axis=0) - per_peak)[:, None] + tl.cumsum(number, axis=1) - number
-            fits = taken & (place < CANDIDATES)
-            tl.store(values_row + place, value, mask=fits)
-            tl.store(ids_row + place, token, mask=fits)
-            count += tl.sum(per_peak, axis=0)
+    count = tl.where(runs > CANDIDATES, runs, 0)  # each has a token that reaches the bound
+    start = tl.full([], 0, tl.int32)
+    while (start < runs) & (count <= CANDIDATES):
+        entry = start + tl.arange(0, SUBS)
+        run = tl.load(list_row + entry, mask=entry < runs, other=PEAKS)
+        token = run[:, None] * _PEAK + tl.arange(0, _PEAK)[None, :]
+        value = tl.load(logits_row + token, mask=token < VOCAB, other=float("-inf"))
+        taken = (token < VOCAB) & (value >= bound)
+        inside = taken.to(tl.int32)
+        per_run = tl.sum(inside, axis=1)
+        place = count + (tl.cumsum(per_run, axis=0) - per_run)[:, None] + tl.cumsum(inside, axis=1) - inside
+        fits = taken & (place < CANDIDATES)
+        tl.store(values_row + place, value, mask=fits)
+        tl.store(ids_row + place, token, mask=fits)
+        count += tl.sum(per_run, axis=0)
+        start += SUBS
     return count
 
 
@@ -234,7 +245,7 @@ def _draw_kept(
 @triton.jit
 def _choose_kernel(
     logits_ptr, logits_stride, packed_ptr, rows_ptr, positions_ptr, best_ptr, bad_ptr, score_ptr, token_ptr, mass_ptr, peaks_ptr,
-    values_ptr, ids_ptr, out_ptr,
+    list_ptr, values_ptr, ids_ptr, out_ptr,
     VOCAB: tl.constexpr, BLOCKS: tl.constexpr, BLOCKS_PADDED: tl.constexpr, PEAKS: tl.constexpr, PEAKS_PADDED: tl.constexpr,
     CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, PASS: tl.constexpr, MODE: tl.constexpr, HAS_ROWS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
@@ -263,7 +274,10 @@ def _choose_kernel(
                     values_row = values_ptr + row * CANDIDATES
                     ids_row = ids_ptr + row * CANDIDATES
                     bound = _bound(peaks_row, top, mass, temperature, top_p, min_p, top_k, VOCAB, PEAKS, PEAKS_PADDED)
-                    count = _gather(logits_row, peaks_row, values_row, ids_row, bound, VOCAB, PEAKS, BLOCK, CANDIDATES)
+                    list_row = list_ptr + row * PEAKS
+                    count = _gather(
+                        logits_row, peaks_row, list_row, values_row, ids_row, bound, VOCAB, PEAKS, PEAKS_PADDED, BLOCK, CANDIDATES
+                    )
                     tl.debug_barrier()  # other threads of this program read what was gathered
                     gathered = count <= CANDIDATES
                     values = tl.where(gathered, values_row, logits_row)
@@ -320,13 +334,14 @@ def sample_rows(
         return tokens
     blocks, peaks = triton.cdiv(vocab, BLOCK), triton.cdiv(vocab, PEAK)
     best = torch.empty(rows, blocks, dtype=torch.int64, device=device)
-    bad = score = token = mass = peak = values = ids = best  # stand-ins for what the mode does not touch
+    bad = score = token = mass = peak = runs = values = ids = best  # stand-ins for what the mode does not touch
     if mode >= PLAIN:
         bad, token = torch.empty(2, rows, blocks, dtype=torch.int32, device=device)
         score = torch.empty(rows, blocks, dtype=torch.float32, device=device)
     if mode >= TRUNCATED:
         mass = torch.empty(rows, blocks, dtype=torch.float64, device=device)
         peak = torch.empty(rows, peaks, dtype=torch.float32, device=device)
+        runs = torch.empty(rows, peaks, dtype=torch.int32, device=device)
         values = torch.empty(rows, CANDIDATES, dtype=torch.float32, device=device)
         ids = torch.empty(rows, CANDIDATES, dtype=torch.int32, device=device)
     packed = best if packed is None else packed
@@ -336,7 +351,7 @@ def sample_rows(
     options = {"MODE": mode, "HAS_ROWS": row_index is not None, **pdl_options(logits)}
     _scan_kernel[(blocks, rows)](*shared, VOCAB=vocab, BLOCK=BLOCK, PEAKS=peaks, num_warps=8, **options)
     _choose_kernel[(rows,)](
-        *shared, values, ids, tokens,
+        *shared, runs, values, ids, tokens,
         VOCAB=vocab, BLOCKS=blocks, BLOCKS_PADDED=triton.next_power_of_2(blocks), PEAKS=peaks,
         PEAKS_PADDED=triton.next_power_of_2(peaks), CANDIDATES=CANDIDATES, BLOCK=BLOCK, PASS=PASS,
         num_warps=16 if mode == TRUNCATED else 1, **options,
