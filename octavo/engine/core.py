@@ -47,6 +47,16 @@ class Engine:
         """End every request (drain gave up, shutdown)."""
         return [delta for request_id in list(self.scheduler.requests) for delta in self.scheduler.abort(request_id)]
 
+    def abandon(self) -> None:
+        """Forget all requests, steps in flight and cached prefixes, after an exception or Ctrl-C came out of ``step``.
+
+        It may have come in the middle of planning, or between a plan and its run, so no state is worth keeping.
+        """
+        old = self.scheduler
+        self.scheduler = Scheduler(self.settings)
+        self.scheduler.continue_from(old)
+        self.executor.forget()
+
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do: unfinished requests, steps in flight, or deltas not handed out."""
         return self.scheduler.has_work

@@ -99,6 +99,10 @@ class Scheduler:
             self._end(seq)
         return [self._delta(seq, [], "abort") for seq in ending]
 
+    def continue_from(self, old: Scheduler) -> None:
+        """Take over what must not repeat: the numbers that unseeded requests are seeded by, and the counters."""
+        self._num_added, self._last_step, self.stats = old._num_added, old._last_step, old.stats
+
     def take_ready(self) -> list[TokenDelta]:
         """Deltas of requests that were finished without a step."""
         ready, self._ready = self._ready, []

@@ -107,6 +107,10 @@ class LocalExecutor:
     def collect(self) -> StepResult:
         return self._pending.popleft().to_result()
 
+    def forget(self) -> None:
+        """Drop the results of steps that were submitted and not collected."""
+        self._pending.clear()
+
     def shutdown(self) -> None:
         self._pending.clear()
 

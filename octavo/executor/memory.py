@@ -91,4 +91,6 @@ def kv_budget(config: EngineConfig, model: ModelConfig, *, max_model_len: int, d
 
 
 def _gib(count: int) -> str:
-    return f"{count / GIB:.2f} GiB" if count >= GIB // 10 else f"{count / 2**20:.1f} MiB"
+    if count >= GIB // 10:
+        return f"{count / GIB:.2f} GiB"
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"

@@ -73,6 +73,7 @@ class ModelRunner:
         self.backend = backend
         self.kv_caches = kv_caches
         self.block_size = block_size
+        self.max_model_len = max_model_len
         self.device = device
         self.vocab_size = vocab_size
         self.rows = BatchRows(max_rows, -(-max_model_len // block_size), device)
@@ -211,9 +212,11 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Run the smallest real step on row 0 and block 0 once, so that one-time costs don't fall on the first answer."""
         params = TokenParams(temperature=0.0)
-        init = RowInit(0, params, 0, [0] * 4, [], [0])
-        self.execute(StepPlan(-1, [Advance(0, 0, 4, [0] * 4, (0,))], [init])).to_result()
-        self.execute(StepPlan(-1, [Advance(0, 4, 1, None, (0,))])).to_result()
+        count = min(4, self.max_model_len)
+        init = RowInit(0, params, 0, [0] * count, [], [0])
+        self.execute(StepPlan(-1, [Advance(0, 0, count, [0] * count, (0,))], [init])).to_result()
+        if count < self.max_model_len:
+            self.execute(StepPlan(-1, [Advance(0, count, 1, None, (0,))])).to_result()
         self.sampler.state.clear_row(0)
 
 

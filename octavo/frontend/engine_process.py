@@ -22,13 +22,10 @@ from octavo.types import EngineInput, EngineOutput
 
 # Imports the same Octavo as this process, wherever that was found, and nothing out of the working directory, where a
 # user's json.py may lie (``-m`` would put it first; ``-P`` needs Python 3.11).
-_CHILD = """import sys
-sys.path[:] = [p for p in sys.path if p]
-if {root!r} not in sys.path:
-    sys.path.insert(0, {root!r})
-from octavo.engine.process import main
-main()
-"""
+_CHILD = (
+    "import sys; p = [*filter(None, sys.path)]; {root!r} in p or p.insert(0, {root!r}); sys.path = p; "
+    "from octavo.engine.process import main; main()"
+)
 
 
 class EngineProcess:

@@ -128,9 +128,8 @@ class LLM:
                 states[request.request_id] = RequestOutputs(request.request_id, prompt.text, request.prompt_token_ids, p, self.tokenizer)
                 self.engine.add_request(request)
             self._loop(states, results, use_tqdm)
-        except BaseException:
-            for request_id in states:
-                self.engine.abort(request_id)
+        except BaseException:  # Ctrl-C too, in the middle of a step: the next call starts from nothing
+            self.engine.abandon()
             raise
         return [results[r.request_id] for r in requests]
 
@@ -156,10 +155,13 @@ class LLM:
         if params is None:
             params = self.get_default_sampling_params()
         if isinstance(params, SamplingParams):
-            return [params] * count
+            params = [params.clone()] * count  # checks it again: fields may have been set since it was made
+            return params
+        if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+            raise RequestError(f"sampling_params must be SamplingParams, or a list with one each, got {params!r:.200}.")
         if len(params) != count:
             raise RequestError(f"{count} prompts came with {len(params)} sampling_params; give one, or one each.")
-        return list(params)
+        return [p.clone() for p in params]
 
     def _request(self, prompt: Prompt, params: SamplingParams, priority: int) -> GenerateRequest:
         token_ids = truncate_prompt(prompt.token_ids, params)

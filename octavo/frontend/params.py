@@ -17,6 +17,9 @@ MAX_BIAS_ENTRIES = 1024
 MAX_BAD_WORDS = 1024
 
 
+_BOOLEANS = ("ignore_eos", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output")
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How to sample one request. Values are checked on construction; RequestError (a ValueError) names the field.
 
@@ -86,13 +89,22 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise RequestError(f"{word_list} must not contain an empty string.", param=word_list)
             if len(words) > limit:
                 raise RequestError(f"{word_list} takes at most {limit} strings, got {len(words)}.", param=word_list)
+        for name in _BOOLEANS:
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be true or false, got {getattr(self, name)!r}.", param=name)
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            ids = getattr(self, name)
+            if ids is not None and not isinstance(ids, (list, tuple)):
+                raise RequestError(f"{name} must be a list of token ids, got {ids!r}.", param=name)
+        if self.logit_bias is not None and not isinstance(self.logit_bias, dict):
+            raise RequestError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}.", param="logit_bias")
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True; use stop_token_ids instead.", param="stop")
         if self.logit_bias and len(self.logit_bias) > MAX_BIAS_ENTRIES:
             raise RequestError(f"logit_bias takes at most {MAX_BIAS_ENTRIES} entries, got {len(self.logit_bias)}.", param="logit_bias")
         if self.logit_bias:
             for token, bias in self.logit_bias.items():
-                if not isinstance(bias, (int, float)) or not math.isfinite(bias) or not -100 <= bias <= 100:
+                if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not math.isfinite(bias) or not -100 <= bias <= 100:
                     raise RequestError(f"logit_bias[{token}] must be between -100 and 100, got {bias}.", param="logit_bias")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must not be empty.", param="allowed_token_ids")

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ logger = logging.getLogger("octavo.server")
 KEEP_ALIVE_S = 60  # an idle connection; longer than clients' pools keep theirs, so they close first
 BACKLOG = 4096
 FILE_LIMIT = 65536  # open files that are asked for
+DOWNLOAD_EXIT_S = 1.0  # from a signal in the middle of a download to the end of the process
 FORCED_EXIT_S = 5.0  # after a second signal the process ends in this time, whatever hangs
 
 StartEngine = Callable[[EngineConfig, ServerOptions], Awaitable[Any]]
@@ -114,9 +116,13 @@ async def _start_async_llm(config: EngineConfig, options: ServerOptions) -> Any:
     from octavo.log import StartupProgress
     from octavo.models.hub import resolve_model
 
-    path = await asyncio.to_thread(
-        resolve_model, config.model, revision=config.revision, download_dir=config.download_dir, load_format=config.load_format
-    )
+    try:
+        path = await asyncio.to_thread(
+            resolve_model, config.model, revision=config.revision, download_dir=config.download_dir, load_format=config.load_format
+        )
+    except asyncio.CancelledError:
+        _exit_soon()
+        raise
     process = EngineProcess(config, path, options.log_level)
     try:
         from octavo.frontend.async_llm import AsyncLLM
@@ -134,6 +140,13 @@ async def _start_async_llm(config: EngineConfig, options: ServerOptions) -> Any:
         )
     finally:
         progress.close()
+
+
+def _exit_soon() -> None:
+    """A download's threads can't be stopped, and Python waits for them before it exits: end the process without that."""
+    timer = threading.Timer(DOWNLOAD_EXIT_S, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

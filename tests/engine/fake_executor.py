@@ -100,6 +100,9 @@ class FakeExecutor:
         oldest = self.pending.popleft()
         return self._run(oldest) if isinstance(oldest, StepPlan) else oldest
 
+    def forget(self) -> None:
+        self.pending.clear()
+
     def shutdown(self) -> None:
         self.running = False
 

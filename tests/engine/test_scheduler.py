@@ -466,7 +466,7 @@ def test_an_answer_that_does_not_fit_the_plan_is_an_error() -> None:
         ({"device": "cpu"}, 1, 2048),
         ({"device": "cuda", "max_num_seqs": 9000}, 1, 9000),
         ({"max_num_batched_tokens": 512}, 1, 512),
-        ({"max_num_batched_tokens": 512, "enable_chunked_prefill": False}, 1, 1000 + 256),
+        ({"max_num_batched_tokens": 1256, "enable_chunked_prefill": False}, 1, 1256),
     ],
 )
 def test_an_engine_from_the_command_lines_configuration(config: dict, steps_ahead: int, budget: int) -> None:
