@@ -111,7 +111,7 @@ def conclusions(sweep: dict[str, Any]) -> list[str]:
     limits = [f"{name.upper()} ≤ {sweep[f'slo_{name}_ms']:g} ms" for name in ("ttft", "tpot") if sweep[f"slo_{name}_ms"] is not None]
     if not limits:
         if n is not None:
-            lines.append(f"Recommended: --max-num-seqs {n}, at the knee; --slo-ttft-ms and --slo-tpot-ms find one that keeps a service level.")
+            lines.append(f"Recommended: --max-num-seqs {n}, at the knee; with --slo-ttft-ms or --slo-tpot-ms, one that keeps them.")
     elif n is None:
         lines.append(f"Even the lowest load does not keep {' and '.join(limits)} at {high}.")
     else:
