@@ -33,7 +33,8 @@ def plot_sweep(sweep: dict[str, Any], path: str) -> None:
         _line(axes, loads, [p[f"median_{metric}_ms"] for p in points], "median", _COLORS["median"])
         _line(axes, loads, [p[f"{high}_{metric}_ms"] for p in points], high, _COLORS["high"])
         limit = sweep[f"slo_{metric}_ms"]
-        if limit is not None:
+        highest = max((p[f"{high}_{metric}_ms"] or 0.0 for p in points), default=0.0)
+        if limit is not None and limit <= 4 * highest:  # a limit far above would press the curves to the floor
             axes.axhline(limit, color=_COLORS["slo"], linestyle=":", linewidth=1.4, label=f"limit {limit:g} ms")
         _scale(axes, points, metric, high)
         axes.set_ylabel(title)

@@ -35,11 +35,15 @@ STOP_S = 60.0
 # Run by the child; prints its marks as the last line.
 LLM_PROGRAM = """
 import json, sys, time
-marks = {"interpreter": time.monotonic()}
+marks = {"interpreter_started": time.monotonic()}
 from octavo import LLM, SamplingParams
-marks["import"] = time.monotonic()
+from octavo.env import share_cores
+marks["octavo_imported"] = time.monotonic()
+share_cores()
+import torch
+marks["torch_imported"] = time.monotonic()
 llm = LLM(**json.loads(sys.argv[1]))
-marks["model"] = time.monotonic()
+marks["model_loaded"] = time.monotonic()
 llm.generate(sys.argv[2], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
 marks["first_token"] = time.monotonic()
 llm.generate(sys.argv[2], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)

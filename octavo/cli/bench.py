@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +20,9 @@ from octavo.bench.options import (
 )
 from octavo.cli import flags, options
 from octavo.config import flag_name
-from octavo.errors import ConfigError
 
 CLIENT_CLASSES = (TargetOptions, DatasetOptions, LoadOptions, SamplingOptions, ReportOptions)
 SWEPT = ("request_rate", "max_concurrency", "save_result", "save_detailed")  # flags of serve that a sweep sets itself
-_KERNELS = "octavo.kernels.bench"
 
 
 @dataclass(frozen=True)
@@ -107,22 +102,13 @@ def _run_startup(args: argparse.Namespace) -> int:
 
 
 def _add_kernels(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="Which of them (default: all).")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="Which of them (default: all that this machine can run).")
 
 
 def _run_kernels(args: argparse.Namespace) -> int:
-    """Every module of ``octavo.kernels.bench`` has a ``main()`` that measures and prints."""
-    package = importlib.import_module(_KERNELS) if importlib.util.find_spec(_KERNELS) else None
-    known = [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")] if package is not None else []
-    unknown = [name for name in args.names if name not in known]
-    if unknown or not known:
-        what = f"Unknown kernel benchmark {unknown[0]!r}; " if unknown else ""
-        raise ConfigError(f"{what}{'known are ' + ', '.join(known) if known else 'This installation has no kernel benchmarks'}.")
-    modules = [importlib.import_module(f"{_KERNELS}.{name}") for name in args.names or known]
-    for module in modules:
-        if hasattr(module, "main"):  # the others are what the benchmarks share
-            module.main()
-    return 0
+    from octavo.bench.kernels import run
+
+    return run(args.names)
 
 
 COMMANDS = {
