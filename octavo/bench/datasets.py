@@ -146,7 +146,16 @@ async def _sonnet(options: DatasetOptions, count: int, rng: random.Random, count
     common = max(round((options.sonnet_prefix_len - task) / per_line), 0)
     rest = max(round((n_in - task) / per_line) - common, 1)
     prefix = POEM_TASK + "".join(lines[i % len(lines)] for i in range(common))
-    return [Prompt(prefix + "".join(verse(rng) for _ in range(rest)), n_out) for _ in range(count)]
+    poems = [[verse(rng) for _ in range(2 * rest + 1)] for _ in range(count)]
+
+    async def one(i: int) -> Prompt:
+        size, text = rest, prefix + "".join(poems[i][:rest])
+        if counter is not None:  # lines differ in length: put right what is more than half a line
+            size += round((n_in - await counter.count(text)) / per_line)
+            text = prefix + "".join(poems[i][: max(size, 1)])
+        return Prompt(text, n_out)
+
+    return await _several(one, range(count))
 
 
 async def _from_file(options: DatasetOptions, count: int, rng: random.Random, counter: Counter | None) -> list[Prompt]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import ssl
 import urllib.parse
@@ -90,11 +91,7 @@ class _Connection(asyncio.Protocol):
         self._answer: asyncio.Future[tuple[int, bytes]] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self._transport = transport  # type: ignore[assignment]
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, request: bytes, sink: OnBody | None) -> asyncio.Future[tuple[int, bytes]]:
         """Write a request. ``sink`` gets the body of a 200; every other body is collected."""
@@ -141,7 +138,9 @@ class _Connection(asyncio.Protocol):
         connection = headers.get(b"connection", b"").lower()
         self._keep = connection != b"close" if version == b"HTTP/1.1" else connection == b"keep-alive"
         self._on_body = self._sink if self._sink is not None and self._status == 200 else self._collect
-        if headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked"):
+        if self._status in (204, 304):
+            self._finish()
+        elif headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked"):
             self._state, self._left = _CHUNKED, 0
         elif b"content-length" in headers:
             self._state, self._left = _LENGTH, int(headers[b"content-length"])
@@ -321,8 +320,6 @@ def _reason(error: OSError) -> str:
     """The kind of an OSError without the address in it, so that equal failures count as equal."""
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
-    import os
-
     return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
 
 
