@@ -1,8 +1,8 @@
 """Configuration: frozen dataclasses whose fields are also the command line's flags and ``LLM``'s keyword arguments.
 
 One field = one flag = one keyword argument (``max_model_len`` ↔ ``--max-model-len``). Metadata: ``help`` is the flag's
-help text; ``choices``; ``short``; ``repeat`` (a tuple field whose flag may be given several times, and with
-``nargs="+"`` takes several values at once); ``metavar``; ``parse="bytes"`` (a size with suffix).
+help text; ``choices``; ``short``; ``aliases`` (other spellings); ``repeat`` (a tuple field whose flag may be given several
+times, and with ``nargs="+"`` takes several values at once); ``metavar``; ``parse="bytes"`` (a size with suffix).
 Imports nothing heavy: ``octavo --help`` reads these.
 """
 

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "octavo"
 # Top to bottom; a layer may import itself and those after it. Names in one row stand side by side.
 LAYERS = [
     ["__main__"],
-    ["cli"],
+    ["cli", "bench"],
     ["server"],
     ["frontend"],
     ["engine"],
@@ -39,7 +39,7 @@ RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 
 # Where torch must not be imported: at all, or when the module is imported (inside functions it may be).
 NEVER_TORCH = {"engine", "server"}
-LAZY_TORCH = {"frontend", "cli", "config", "types", "errors", "env", "log", "metrics", "__init__", "__main__"}
+LAZY_TORCH = {"frontend", "cli", "bench", "config", "types", "errors", "env", "log", "metrics", "__init__", "__main__"}
 LAZY_TORCH_MODULES = {"octavo.models.config", "octavo.models.hub", "octavo.models.registry", "octavo.models", "octavo.weights"}
 HEAVY = {"torch", "transformers", "triton"}
 
@@ -123,7 +123,7 @@ def _direction_problem(module: str, layer: str, item: Import, where: str) -> lis
     if layer == "__init__":
         return [] if item.lazy else [f"{where}: octavo/__init__.py imports {item.module} at once; make it lazy"]
     if item.module in ("octavo", "octavo.__version__"):
-        return [] if layer in ("cli", "server", "frontend", "metrics") else [f"{where}: imports the package's front door"]
+        return [] if layer in ("cli", "bench", "server", "frontend", "metrics") else [f"{where}: imports the package's front door"]
     if target not in RANK:
         return [f"{where}: {item.module} is not in the list of layers (tests/test_imports.py)"]
     if layer not in RANK:
@@ -205,7 +205,7 @@ def test_public_parameters_load_no_torch() -> None:
     assert not loaded_after(code) & {"torch", "transformers", "numpy", "starlette"}
 
 
-@pytest.mark.parametrize("layer", ["engine", "server", "frontend", "cli", "metrics"])
+@pytest.mark.parametrize("layer", ["engine", "server", "frontend", "cli", "bench", "metrics"])
 def test_a_whole_layer_imports_without_torch(layer: str) -> None:
     """Also through what it imports: the HTTP process and the scheduler do without torch's start-up time and memory."""
     names = [name for name, _ in modules() if layer_of(name) == layer]

@@ -127,7 +127,7 @@ def add_options(parser: argparse.ArgumentParser, *classes: type, exclude: Collec
 def _add_field(group: Any, field: dataclasses.Field[Any], annotation: Any) -> None:
     meta = field.metadata
     names = [meta["short"]] if "short" in meta else []
-    names += [flag_name(field.name), *ALIASES.get(field.name, ())]
+    names += [flag_name(field.name), *meta.get("aliases", ()), *ALIASES.get(field.name, ())]
     kwargs: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": _help_text(field)}
     base = _base_type(annotation)
     if base is bool:

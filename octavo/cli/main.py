@@ -20,7 +20,7 @@ from octavo.errors import ConfigError, OctavoError
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: ``module`` offers ``add_arguments(parser)`` and ``run(args) -> int``."""
+    """A subcommand: ``module`` offers ``add_arguments(parser)`` and ``run(args) -> int``; a group, ``dispatch(argv) -> int``."""
 
     module: str
     usage: str
@@ -31,6 +31,7 @@ COMMANDS = {
     "serve": Command("octavo.cli.serve", "[MODEL] [flags]", "Serve a model over an OpenAI-compatible HTTP API."),
     "chat": Command("octavo.cli.chat", "[MODEL | --url URL] [flags]", "Chat in the terminal, with a server or a model."),
     "generate": Command("octavo.cli.generate", "[PROMPT …] [--model MODEL] [flags]", "Generate for prompts, and print the texts or JSON."),
+    "bench": Command("octavo.cli.bench", "COMMAND [flags]", "Measure a server, the offline LLM, start-up, or a sweep of loads."),
     "doctor": Command("octavo.cli.doctor", "[--json]", "Show what this machine offers: devices, torch, kernels, model caches."),
     "version": Command("octavo.cli.version", "", "Print the version."),
 }
@@ -70,6 +71,8 @@ def _dispatch(argv: list[str]) -> int:
 
     command = COMMANDS[name]
     module: ModuleType = importlib.import_module(command.module)
+    if hasattr(module, "dispatch"):
+        return module.dispatch(argv[1:])
     parser = Parser(prog=f"octavo {name}", usage=f"octavo {name} {command.usage}".rstrip(), description=command.summary)
     module.add_arguments(parser)
     return module.run(parser.parse(argv[1:])) or 0

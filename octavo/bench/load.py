@@ -1,0 +1,105 @@
+"""When requests are sent: arrival times, a limit of concurrency, and the loop that keeps to both."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter, process_time
+from typing import Any
+
+from octavo.bench.http import Client
+from octavo.bench.stream import Result, stream
+
+
+@dataclass
+class LoadRun:
+    """What a load became. Times in seconds; ``results`` in the requests' order, their times relative to no common zero."""
+
+    results: list[Result]
+    start: float = 0.0  # perf_counter
+    duration: float = 0.0  # until the last request ended
+    peak: int = 0  # most requests at the same time
+    client_cpu: float = 0.0  # CPU time of this process in the meantime
+    lateness: float = 0.0  # most that a sending was late, other than for the limit of concurrency
+
+
+def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
+    """Seconds after the start at which requests come: gaps of gamma distribution with mean ``1/rate``.
+
+    The gaps' shape is ``burstiness`` (1: exponential, so a Poisson process; inf: even gaps). The first comes at 0. The
+    times are fixed in advance, so that a slow answer or a late wake-up does not stretch the load.
+    """
+    if math.isinf(rate):
+        return [0.0] * count
+    rng = random.Random(seed)
+    times, now = [], 0.0
+    for _ in range(count):
+        times.append(now)
+        now += 1 / rate if math.isinf(burstiness) else rng.gammavariate(burstiness, 1 / (rate * burstiness))
+    return times
+
+
+async def run_load(
+    client: Client,
+    requests: Sequence[bytes],
+    arrivals: Sequence[float],
+    max_concurrency: int | None = None,
+    *,
+    on_done: Callable[[Result], Any] | None = None,
+    keep: bool = False,
+) -> LoadRun:
+    """Send encoded ``requests`` at ``arrivals``; with a limit, a request waits here for its turn, and its clock with it.
+
+    ``on_done`` is called as each ends. ``keep``: keep the events with text. No request's failure raises.
+    """
+    gate = asyncio.Semaphore(max_concurrency or len(requests) or 1)
+    run = LoadRun([])
+    active = 0
+
+    async def one(index: int) -> Result:
+        nonlocal active
+        active += 1
+        run.peak = max(run.peak, active)
+        try:
+            result = await stream(client, requests[index], index, keep=keep)
+        finally:
+            active -= 1
+            gate.release()
+        if on_done is not None:
+            on_done(result)
+        return result
+
+    tasks: list[asyncio.Task[Result]] = []
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()  # a collection in the middle would be seen as a stall of every stream
+    cpu, run.start = process_time(), perf_counter()
+    freed = run.start  # when the limit last let one pass
+    try:
+        for index, at in enumerate(arrivals):
+            wait = run.start + at - perf_counter()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            held = gate.locked()
+            await gate.acquire()
+            if held:
+                freed = perf_counter()
+            else:
+                run.lateness = max(run.lateness, perf_counter() - max(run.start + at, freed))
+            tasks.append(asyncio.create_task(one(index)))
+        run.results = list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+    finally:
+        if was_enabled:
+            gc.enable()
+    run.duration = max((r.end for r in run.results), default=run.start) - run.start
+    run.client_cpu = process_time() - cpu
+    return run
