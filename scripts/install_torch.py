@@ -72,6 +72,10 @@ def installed_problem(gpu: bool) -> str | None:
     """None if the torch that is there will do; else what is wrong with it."""
     try:
         import torch
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            return "torch is not installed yet"
+        return f"torch can't be imported ({type(error).__name__}: {error})"
     except Exception as error:  # a broken install fails in many ways, and any of them is a reason to install
         return f"torch can't be imported ({type(error).__name__}: {error})"
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -105,7 +109,7 @@ def main() -> int:
     linux_x86 = sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
     for why, arguments in plan(os.environ, gpu=gpu, cpu_index_matters=linux_x86):
         if CPU_INDEX in arguments and not reachable(CPU_INDEX):
-            log(f"{CPU_INDEX} does not answer; going on without it")
+            log(f"{CPU_INDEX} does not answer from here; trying the default index instead")
             continue
         log(f"installing {why}: pip install {' '.join(arguments)}")
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *replace, *arguments]

@@ -16,6 +16,7 @@ import typing
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
+from octavo.cli.other_flags import ELSEWHERE
 from octavo.cli.vllm_flags import UNSUPPORTED
 from octavo.config import flag_name
 from octavo.errors import ConfigError
@@ -56,6 +57,7 @@ class Toggle(argparse.Action):
         strings = list(option_strings)
         self._off = ["--no-" + s[2:] for s in strings if s.startswith("--")]
         self._off += ["--enable-" + s[10:] for s in strings if s.startswith("--disable-")]
+        self.on, self.off = strings[0], self._off[-1]
         super().__init__(strings + self._off, dest, nargs=0, **kwargs)
 
     def __call__(
@@ -75,7 +77,13 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, allow_abbrev=False, **kwargs)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        args, rest = self.parse_known_intermixed_args([_with_dashes(a) for a in argv])
+        words = [_with_dashes(a) for a in argv]
+        for word in words:
+            name, equals, _ = word.partition("=")
+            action = self._option_string_actions.get(name)
+            if equals and isinstance(action, Toggle):  # argparse would say that it ignores the value
+                self.error(f"{name} takes no value; write {action.on} or {action.off}")
+        args, rest = self.parse_known_intermixed_args(words)
         for word in rest:
             self.refuse(word)
         return args
@@ -88,6 +96,8 @@ class Parser(argparse.ArgumentParser):
         for spelling in (name, name.split(".")[0], name.replace("--no-", "--", 1)):  # vLLM: --json-arg.key, --no-flag
             if spelling in UNSUPPORTED:
                 self.error(f"{name} is a flag of vLLM that Octavo does not support yet. {UNSUPPORTED[spelling]}".rstrip())
+        if name in ELSEWHERE:
+            self.error(f"unknown flag {name}; {ELSEWHERE[name]}")
         known = [s for s in self._option_string_actions if s.startswith("--")]
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         self.error(f"unknown flag {name}" + (f"; did you mean {near[0]}?" if near else f"; see {self.prog} --help"))

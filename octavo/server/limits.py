@@ -95,6 +95,8 @@ def _explain(error: msgspec.ValidationError, schema: Any) -> RequestError:
         where = f" in {path}" if path else ""
         return RequestError(f"Field {match.group(1)!r} is missing{where}.", param=_join(path, match.group(1)), code="missing_field")
     text = text.replace("`", "")
+    if path.endswith(".role") and text.startswith("Invalid value"):
+        text += "; the roles are system, developer, user, assistant and tool"
     if not path:
         return RequestError(f"The request body is not what is expected: {text}.", code="invalid_type")
     return RequestError(f"{path}: {text[:1].lower() + text[1:]}.", param=path, code="invalid_type")

@@ -17,6 +17,20 @@ from octavo.server.schemas import TokenizeRequest, detokenize_decoder, tokenize_
 
 T = TypeVar("T")
 
+INDEX = """Octavo {version} runs here and serves {models}.
+
+It speaks OpenAI's API; there is no page to look at. The base URL for clients is this address followed by /v1.
+
+    POST /v1/chat/completions    chat, also as a stream
+    POST /v1/completions         text completion
+    GET  /v1/models              the names to ask for
+    POST /tokenize, /detokenize  text to token ids, and back
+    GET  /health                 200 while the engine lives
+    GET  /metrics                for Prometheus
+
+In a terminal: octavo chat --url (this address)/v1
+"""
+
 
 def json_response(content: Any) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json")
@@ -40,6 +54,10 @@ class UtilityRoutes:
 
     def __init__(self, context: ServerContext) -> None:
         self.context = context
+
+    async def index(self, request: Request) -> Response:
+        """For people who open the address in a browser: what runs here, and where to send requests."""
+        return Response(INDEX.format(version=version(), models=", ".join(self.context.model_names)), media_type="text/plain")
 
     async def health(self, request: Request) -> Response:
         """200 while the engine lives and answers, else 503."""

@@ -219,7 +219,7 @@ class _Runner:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=options.drain_timeout,  # type: ignore[arg-type]
         )
-        self.server = make_server(settings, lambda: self._announce(names))
+        self.server = make_server(settings, lambda: self._announce(names, engine))
         gc.collect()
         gc.freeze()  # what start-up made lives as long as the process; collections need not look at it again
         try:
@@ -229,7 +229,11 @@ class _Runner:
         await _end_tasks(self.server)
         app.state.context.pool.shutdown(wait=False, cancel_futures=True)
 
-    def _announce(self, names: tuple[str, ...]) -> None:
+    def _announce(self, names: tuple[str, ...], engine: Any) -> None:
+        defaults = getattr(engine.model_config, "generation_defaults", None)
+        if defaults:
+            values = ", ".join(f"{name} {value}" for name, value in defaults.items())
+            logger.info("Requests that do not say otherwise use the model's %s (--generation-config none: OpenAI's defaults)", values)
         host, port = self.sock.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         logger.info("Octavo serves %s on http://%s:%d", ", ".join(names), shown, port)
@@ -243,6 +247,8 @@ class _Runner:
             running = len(server.server_state.tasks)
             if running:
                 logger.info("%s: finishing %d running request(s); send it again to stop now.", name, running)
+            else:
+                logger.info("%s: stopping.", name)
             server.should_exit = True
         elif not server.force_exit:
             logger.info("%s again: stopping now.", name)

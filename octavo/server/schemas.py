@@ -262,8 +262,27 @@ def check_refused(request: GenerationRequest) -> None:
                 raise RequestError(f"{name} {hint}", param=name, code="unsupported_field")
 
 
+# Fields of other programs and of the other route -> what to do.
+_ELSEWHERE: dict[str, str] = {
+    "messages": "messages go to /v1/chat/completions.",
+    "prompt": "a prompt goes to /v1/completions; chat takes messages.",
+    "input": "send messages (/v1/chat/completions) or a prompt (/v1/completions).",
+    "inputs": "send messages (/v1/chat/completions) or a prompt (/v1/completions).",
+    "n_predict": "did you mean 'max_tokens'?",
+    "num_predict": "did you mean 'max_tokens'?",
+    "max_length": "did you mean 'max_tokens'?",
+    "do_sample": "leave it out; temperature 0 takes the likeliest token, anything above it samples.",
+    "num_ctx": "the context is set when the server starts: --max-model-len.",
+    "options": "sampling fields stand beside the others, not in an object.",
+    "parameters": "sampling fields stand beside the others, not in an object.",
+    "extra_body": "it is an argument of the openai client; over HTTP its fields stand beside the others.",
+}
+
+
 def unknown_field_hint(name: str, schema: Any) -> str:
     """What to do about a field that a schema does not have. ``schema`` None: nothing is known about the place."""
+    if schema is not None and name in _ELSEWHERE:
+        return _ELSEWHERE[name]
     known = getattr(schema, "__struct_fields__", ())
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else "remove it, this server would not honour it."

@@ -59,13 +59,21 @@ def fake_torch(version: str, cuda: str | None) -> Any:
         (fake_torch("2.11.0+cu130", "13.0"), False, None),
         (fake_torch("2.13.0+cpu", None), True, "is a CPU build"),
         (fake_torch("2.10.1", None), False, "older than 2.11"),
-        (None, False, "can't be imported"),
+        (None, False, "not installed yet"),
     ],
 )
 def test_what_is_there(script: ModuleType, monkeypatch: pytest.MonkeyPatch, torch: Any, gpu: bool, problem: str | None) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
     found = script.installed_problem(gpu)
     assert found is None if problem is None else problem in found
+
+
+def test_a_broken_torch_says_what_is_wrong(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import a_module_that_is_not_there")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = script.installed_problem(False)
+    assert found is not None and "can't be imported" in found and "a_module_that_is_not_there" in found
 
 
 def test_every_step_is_tried_until_one_works(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -10,7 +11,11 @@ import time
 import pytest
 
 import octavo
+from octavo.cli import generate, serve
+from octavo.cli.flags import Parser
 from octavo.cli.main import COMMANDS, main
+from octavo.cli.other_flags import ELSEWHERE
+from octavo.cli.vllm_flags import UNSUPPORTED
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -106,3 +111,15 @@ def test_doctor_survives_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert doctor.machine_facts()["nvidia driver"] == "none"
     assert doctor.model_facts()["cached models"] == "none"
     doctor.kernel_facts()
+
+
+def test_hints_about_other_programs_flags_name_flags_that_exist() -> None:
+    parser = Parser(prog="octavo serve")
+    serve.add_arguments(parser)
+    ours = set(parser._option_string_actions)
+    assert not ours & {*ELSEWHERE, *UNSUPPORTED}, "a flag that exists needs no hint"
+    generate_parser = Parser(prog="octavo generate")
+    generate.add_arguments(generate_parser)
+    for hint in (*ELSEWHERE.values(), *UNSUPPORTED.values()):
+        named = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*[a-z]", hint))
+        assert named <= ours | set(generate_parser._option_string_actions), hint

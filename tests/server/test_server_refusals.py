@@ -53,6 +53,9 @@ CHAT_REFUSALS = [
     ({"chat_template": "{{ x }}"}, "chat_template", "--chat-template"),
     ({"max_token": 3}, "max_token", "did you mean 'max_tokens'"),
     ({"nonsense": 1}, "nonsense", "Unknown field"),
+    ({"prompt": "hello"}, "prompt", "a prompt goes to /v1/completions"),
+    ({"do_sample": False}, "do_sample", "temperature 0"),
+    ({"messages": [{"role": "bot", "content": "x"}]}, "messages[0].role", "the roles are system, developer, user, assistant and tool"),
     ({"max_tokens": "ten"}, "max_tokens", "int"),
     ({"max_tokens": -1}, "max_tokens", "at least 0"),
     ({"temperature": -0.1}, "temperature", "at least 0"),
@@ -133,7 +136,9 @@ COMPLETION_REFUSALS = [
     ({"logprobs": 21}, "logprobs", "at most 20"),
     ({"logprobs": True}, "logprobs", "int"),
     ({"prompt": [1, 2], "add_special_tokens": True}, "add_special_tokens", "token ids"),
-    ({"messages": HELLO}, "messages", "Unknown field"),
+    ({"messages": HELLO}, "messages", "messages go to /v1/chat/completions"),
+    ({"n_predict": 3}, "n_predict", "did you mean 'max_tokens'"),
+    ({"num_ctx": 3}, "num_ctx", "--max-model-len"),
 ]
 
 
@@ -189,8 +194,20 @@ def test_routes_and_methods(http):
     refused(http.get("/nope"), 404, "/nope")
     refused(http.get("/v1/chat/completions/"), 404)
     refused(http.get(CHAT), 405, "POST")
+    refused(http.post("/chat/completions", json={}), 404, "did you mean /v1/chat/completions?")
+    refused(http.get("/v1/v1/models"), 404, "did you mean /v1/models?")
+    refused(http.post("/v1/embeddings", json={}), 404, "see /v1/models, /v1/chat/completions")
     refused(http.delete("/v1/models"), 405, "GET")
     assert http.head("/health").status_code == 200
+
+
+def test_the_address_in_a_browser(http, server):
+    answer = http.get("/", headers={"Accept": "text/html"})
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain")
+    paths = {route.path for route in server.app.routes}
+    named = set(re.findall(r"/[a-z1/]+", answer.text)) - {"/v1"}
+    assert named <= paths and "/v1/chat/completions" in named
+    assert "mock-model, second-name" in answer.text
 
 
 def resident() -> int:
