@@ -79,10 +79,15 @@ def test_concurrency_is_limited(raw_server: Callable[..., Serving]) -> None:
 
 
 def test_requests_are_sent_when_they_arrive(raw_server: Callable[..., Serving]) -> None:
-    run = loaded(raw_server(good_answer), [0.0, 0.1, 0.3], None)
-    starts = [r.start - run.start for r in run.results]
-    assert all(at <= start < at + 0.09 for at, start in zip([0.0, 0.1, 0.3], starts, strict=True)), starts
-    assert run.duration >= 0.3 and run.lateness < 0.09
+    serving, arrivals, late = raw_server(good_answer), [0.0, 0.1, 0.3], []
+    for _ in range(5):  # never early; not late either, unless the machine is busy
+        run = loaded(serving, arrivals, None)
+        starts = [r.start - run.start for r in run.results]
+        assert all(start >= at for at, start in zip(arrivals, starts, strict=True)) and run.duration >= 0.3
+        late.append(max(start - at for at, start in zip(arrivals, starts, strict=True)))
+        if late[-1] < 0.09 and run.lateness < 0.09:
+            return
+    pytest.fail(f"late by {late} s")
 
 
 def test_a_thousand_streams_at_once(raw_server: Callable[..., Serving]) -> None:
