@@ -148,7 +148,13 @@ def test_chunks_of_several_tokens() -> None:
     run = LoadRun([result(0, 0.0, [0.1, 0.3], 5)], start=0.0, duration=1.0)
     figures = summarize(run, [None], metrics=("tpot", "itl"), percentiles=())
     assert figures["mean_tokens_per_chunk"] == 2.5
+    assert figures["answers_in_one_chunk"] == 0
     assert figures["mean_tpot_ms"] == pytest.approx(50) and figures["mean_itl_ms"] == pytest.approx(200)
+
+
+def test_answers_that_were_not_streamed_are_counted() -> None:
+    run = LoadRun([result(0, 0.0, [0.1], 5), result(1, 0.0, [0.1], 1)], start=0.0, duration=1.0)
+    assert summarize(run, [None] * 2, metrics=(), percentiles=())["answers_in_one_chunk"] == 1
 
 
 def test_nothing_succeeded() -> None:
