@@ -67,7 +67,7 @@ def notes(result: dict[str, Any]) -> list[str]:
         lines.append("The server reports no usage in streams: a chunk is counted as one output token.")
     if result["answers_in_one_chunk"]:
         lines.append(
-            f"{result['answers_in_one_chunk']} answers of several tokens came in one chunk: their TTFT is that of the whole answer, and their "
+            f"{result['answers_in_one_chunk']} answers of several tokens came in one chunk: their TTFT is the whole answer's, their "
             "TPOT 0. Servers hold back tokens that have no text yet; without a tokenizer (--skip-tokenizer-init) all are."
         )
     per_chunk = result["mean_tokens_per_chunk"]
