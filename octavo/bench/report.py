@@ -65,6 +65,11 @@ def notes(result: dict[str, Any]) -> list[str]:
         lines.append(f"{sum(count for _, count in reasons[_SHOWN_REASONS:])} failed for {len(reasons) - _SHOWN_REASONS} other reasons.")
     if result["output_tokens_counted_by"] == "chunks" and result["completed"]:
         lines.append("The server reports no usage in streams: a chunk is counted as one output token.")
+    if result["answers_in_one_chunk"]:
+        lines.append(
+            f"{result['answers_in_one_chunk']} answers of several tokens came in one chunk: their TTFT is the whole answer's, their "
+            "TPOT 0. Servers hold back tokens that have no text yet; without a tokenizer (--skip-tokenizer-init) all are."
+        )
     per_chunk = result["mean_tokens_per_chunk"]
     if per_chunk is not None and per_chunk > 1.05:
         lines.append(f"A chunk had {per_chunk:.2f} tokens on average: ITL is the gap between chunks, TPOT the time per token.")

@@ -92,6 +92,7 @@ def summarize(
         "max_output_tokens_per_s": peak_per_second(good, run.start, run.duration),
         "max_concurrent_requests": run.peak,
         "mean_tokens_per_chunk": n_out / chunks if chunks else None,
+        "answers_in_one_chunk": sum(len(r.arrivals) == 1 < r.output_tokens for r in good),
         "output_tokens_counted_by": "server" if all(r.counted for r in good) else "chunks",
         "client_cpu_seconds": run.client_cpu,
         "client_cpu_cores": run.client_cpu / seconds,

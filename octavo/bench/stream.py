@@ -62,11 +62,13 @@ class EventStream:
         usage = event.get("usage")
         if usage:
             self.input_tokens, self.output_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        if not has_text and any(self._goes_on(choice) for choice in event.get("choices") or ()):
+        if not has_text and any(self._has_tokens(choice) for choice in event.get("choices") or ()):
             self.arrivals.append(now)
 
     @staticmethod
-    def _goes_on(choice: dict[str, Any]) -> bool:
+    def _has_tokens(choice: dict[str, Any]) -> bool:
+        if choice.get("token_ids") is not None:  # return_token_ids was asked for (--extra-body): then it is told
+            return bool(choice["token_ids"])
         return choice.get("finish_reason") is None and "role" not in (choice.get("delta") or ())
 
 

@@ -146,6 +146,8 @@ EVENTS: list[tuple[Any, bool]] = [
     ({"choices": [{"delta": {"reasoning_content": "hm"}, "finish_reason": None}]}, True),
     ({"choices": [{"delta": {"tool_calls": [{"function": {"arguments": "{"}}]}, "finish_reason": None}]}, True),
     ({"choices": [{"delta": {}, "finish_reason": "stop"}]}, False),
+    ({"choices": [{"text": "", "finish_reason": None, "prompt_token_ids": [1], "token_ids": []}]}, False),
+    ({"choices": [{"text": "", "finish_reason": "length", "token_ids": [4]}]}, True),
     ({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5}}, False),
 ]
 

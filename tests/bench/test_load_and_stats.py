@@ -79,10 +79,15 @@ def test_concurrency_is_limited(raw_server: Callable[..., Serving]) -> None:
 
 
 def test_requests_are_sent_when_they_arrive(raw_server: Callable[..., Serving]) -> None:
-    run = loaded(raw_server(good_answer), [0.0, 0.1, 0.3], None)
-    starts = [r.start - run.start for r in run.results]
-    assert all(at <= start < at + 0.09 for at, start in zip([0.0, 0.1, 0.3], starts, strict=True)), starts
-    assert run.duration >= 0.3 and run.lateness < 0.09
+    serving, arrivals, late = raw_server(good_answer), [0.0, 0.1, 0.3], []
+    for _ in range(5):  # never early; not late either, unless the machine is busy
+        run = loaded(serving, arrivals, None)
+        starts = [r.start - run.start for r in run.results]
+        assert all(start >= at for at, start in zip(arrivals, starts, strict=True)) and run.duration >= 0.3
+        late.append(max(start - at for at, start in zip(arrivals, starts, strict=True)))
+        if late[-1] < 0.09 and run.lateness < 0.09:
+            return
+    pytest.fail(f"late by {late} s")
 
 
 def test_a_thousand_streams_at_once(raw_server: Callable[..., Serving]) -> None:
@@ -143,7 +148,13 @@ def test_chunks_of_several_tokens() -> None:
     run = LoadRun([result(0, 0.0, [0.1, 0.3], 5)], start=0.0, duration=1.0)
     figures = summarize(run, [None], metrics=("tpot", "itl"), percentiles=())
     assert figures["mean_tokens_per_chunk"] == 2.5
+    assert figures["answers_in_one_chunk"] == 0
     assert figures["mean_tpot_ms"] == pytest.approx(50) and figures["mean_itl_ms"] == pytest.approx(200)
+
+
+def test_answers_that_were_not_streamed_are_counted() -> None:
+    run = LoadRun([result(0, 0.0, [0.1], 5), result(1, 0.0, [0.1], 1)], start=0.0, duration=1.0)
+    assert summarize(run, [None] * 2, metrics=(), percentiles=())["answers_in_one_chunk"] == 1
 
 
 def test_nothing_succeeded() -> None:
