@@ -69,12 +69,16 @@ def _read_bit(name: str, default: int) -> int:
     return int(text)
 
 
-def share_cores(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let idle OpenMP threads (GNU's library, which torch brings) spin for microseconds only; must come before torch is imported.
+def prepare_cpu_libraries(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Settings for libraries that torch brings, which they read when it is imported; what the user set stays.
 
-    A thread that spins at a barrier takes the core that the HTTP process, or whatever else runs, needs to get on. With as many
-    busy processes as cores, steps were several times slower with the default of some milliseconds; not to spin at all
-    ("passive") costs a third of the speed on a quiet machine.
+    Idle OpenMP threads (GNU's) spin for microseconds only. A thread that spins at a barrier takes the core that the HTTP
+    process, or whatever else runs, needs to get on: with as many busy processes as cores, steps were several times slower with
+    the default of some milliseconds; not to spin at all ("passive") costs a third of the speed on a quiet machine.
+
+    oneDNN keeps a megabyte for each shape that it multiplied, a thousand of them by default.
     """
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", "2000")
+    environment.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
+    environment.setdefault("LRU_CACHE_CAPACITY", "256")  # torch's own layer above it

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from octavo.attention.base import AttentionBackend, AttentionMetadata, ForwardContext
 from octavo.executor.rows import BatchRows
@@ -16,6 +17,14 @@ from octavo.sampling.sampler import GREEDY, SampleOutput, Sampler
 from octavo.types import Advance, RowInit, StepPlan, StepResult, TokenLogprobs, TokenParams
 
 LOGITS_CHUNK = 256  # prompt positions whose logits exist at the same time, for prompt_logprobs
+
+
+def padded_rows(count: int) -> int:
+    """Rows that a CPU step is padded to. oneDNN builds a kernel of a megabyte, in milliseconds, for each new number of rows."""
+    if count <= 8:
+        return 1 << (count - 1).bit_length() if count else 0
+    step = 8 if count <= 64 else 32 if count <= 256 else 64 if count <= 1024 else 128
+    return -(-count // step) * step
 
 
 class PendingStep:
@@ -104,7 +113,7 @@ class ModelRunner:
         rows, positions, sources = _sampled(plan.advances)
         output = None
         if rows:
-            logits = self.model.compute_logits(hidden[self._to_device(np.array(sources, dtype=np.int64))])
+            logits = self._logits(hidden[self._to_device(np.array(sources, dtype=np.int64))])
             output = self.sampler.sample(logits, rows, positions)
             row_index = self._to_device(np.array(rows, dtype=np.int64))
             self.rows.last_token[row_index] = output.token_ids
@@ -167,6 +176,10 @@ class ModelRunner:
         tables = self.rows.block_table[row_index]
         table_of_token = tables if seq_of_token is None else tables[self._to_device(seq_of_token)]
         blocks = table_of_token.gather(1, (device_positions // self.block_size).unsqueeze(1)).squeeze(1)
+        slots = blocks.to(torch.int64) * self.block_size + device_positions % self.block_size
+        if self.device.type == "cpu" and (padding := padded_rows(num_tokens) - num_tokens):
+            token_ids, device_positions = F.pad(token_ids, (0, padding)), F.pad(device_positions, (0, padding))
+            slots = F.pad(slots, (0, padding), value=-1)
         seq_lens = starts + counts
         self.rows.num_computed[row_index] = self._to_device(seq_lens)
         metadata = AttentionMetadata(
@@ -177,12 +190,19 @@ class ModelRunner:
             max_seq_len=int(seq_lens.max()),
             block_size=self.block_size,
             positions=device_positions,
-            slots=blocks.to(torch.int64) * self.block_size + device_positions % self.block_size,
+            slots=slots,
             query_start=self._to_device(query_start),
             seq_lens=self._to_device(seq_lens.astype(np.int32)),
             block_tables=tables,
         )
         return token_ids, metadata
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, H] -> float32 [R, V]."""
+        count = len(hidden)
+        if self.device.type != "cpu" or padded_rows(count) == count:
+            return self.model.compute_logits(hidden)
+        return self.model.compute_logits(F.pad(hidden, (0, 0, 0, padded_rows(count) - count)))[:count]
 
     def _prompt_logprobs(self, hidden: torch.Tensor, advances: list[Advance]) -> dict[int, list[TokenLogprobs]]:
         entries: dict[int, list[TokenLogprobs]] = {}
@@ -193,7 +213,7 @@ class ModelRunner:
                 for begin in range(0, len(a.next_token_ids), LOGITS_CHUNK):
                     targets = a.next_token_ids[begin : begin + LOGITS_CHUNK]
                     first = offset + begin
-                    logits = self.model.compute_logits(hidden[first : first + len(targets)])
+                    logits = self._logits(hidden[first : first + len(targets)])
                     found.extend(prompt_logprobs(logits, targets, a.prompt_logprobs))
                 entries[a.row] = found
             offset += a.count

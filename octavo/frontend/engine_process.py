@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from octavo.config import EngineConfig
-from octavo.env import share_cores
+from octavo.env import prepare_cpu_libraries
 from octavo.errors import EngineDeadError
 from octavo.types import EngineInput, EngineOutput
 
@@ -59,7 +59,7 @@ class EngineProcess:
 
         root = os.path.dirname(os.path.dirname(os.path.abspath(octavo.__file__)))
         environment = dict(os.environ)
-        share_cores(environment)
+        prepare_cpu_libraries(environment)
         process = subprocess.Popen(
             [sys.executable, "-c", _CHILD.format(root=root)], stdin=subprocess.PIPE, env=environment, start_new_session=True
         )

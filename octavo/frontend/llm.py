@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
-from octavo.env import share_cores
+from octavo.env import prepare_cpu_libraries
 from octavo.errors import RequestError
 from octavo.frontend.chat_template import ChatTemplate, read_chat_template
 from octavo.frontend.inputs import Prompt, check_prompt, parse_prompts, truncate_prompt
@@ -42,7 +42,7 @@ class LLM:
         self.model_config, self.tokenizer, self.chat_template = parts.model_config, parts.tokenizer, parts.chat_template
         self._ids = itertools.count()
 
-        share_cores()
+        prepare_cpu_libraries()
         from octavo.executor.local import LocalExecutor  # imports torch
 
         self.executor = LocalExecutor(self.config, self.model_config, max_model_len=parts.max_model_len)
