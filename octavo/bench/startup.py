@@ -37,9 +37,9 @@ LLM_PROGRAM = """
 import json, sys, time
 marks = {"interpreter_started": time.monotonic()}
 from octavo import LLM, SamplingParams
-from octavo.env import share_cores
+from octavo.env import prepare_cpu_libraries
 marks["octavo_imported"] = time.monotonic()
-share_cores()
+prepare_cpu_libraries()
 import torch
 marks["torch_imported"] = time.monotonic()
 llm = LLM(**json.loads(sys.argv[1]))
