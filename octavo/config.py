@@ -29,12 +29,18 @@ class ModelOptions:
     tokenizer: str | None = flag(None, "Tokenizer folder, file or hub id, if it is not the model's own.")
     revision: str | None = flag(None, "Branch, tag or commit on the hub.")
     download_dir: str | None = flag(None, "Where hub downloads are kept (default: the hub cache, HF_HOME).")
-    load_format: str = flag("auto", "How to read the weights; dummy makes seeded random ones.", choices=("auto", "safetensors", "gguf", "dummy"))
+    load_format: str = flag(
+        "auto", "How to read the weights; dummy makes seeded random ones.", choices=("auto", "safetensors", "gguf", "dummy")
+    )
     dtype: str = flag("auto", "Type of weights and activations.", choices=("auto", "bfloat16", "float16", "float32", "half", "float"))
-    max_model_len: int | None = flag(None, "Longest sequence, prompt and output together, in tokens (default: the model's own).", metavar="TOKENS")
+    max_model_len: int | None = flag(
+        None, "Longest sequence, prompt and output together, in tokens (default: the model's own).", metavar="TOKENS"
+    )
     quantization: str | None = flag(None, "Weight quantization scheme (default: what the checkpoint says).")
     skip_tokenizer_init: bool = flag(False, "Do not load a tokenizer: prompts are token ids, outputs have no text.")
-    generation_config: str = flag("auto", "Sampling defaults: auto reads the model's generation_config.json; none uses OpenAI's.", choices=("auto", "none"))
+    generation_config: str = flag(
+        "auto", "Sampling defaults: auto reads the model's generation_config.json; none uses OpenAI's.", choices=("auto", "none")
+    )
     trust_remote_code: bool = flag(False, "Refused: Octavo never runs code out of a model repository.")
     seed: int = flag(0, "Seed of dummy weights and of requests that bring none.")
 
@@ -45,10 +51,16 @@ class CacheOptions:
 
     block_size: int = flag(16, "Tokens per KV block.", choices=(8, 16, 32, 64, 128, 256))
     gpu_memory_utilization: float = flag(0.9, "Share of the GPU's memory that Octavo may use, 0 to 1.")
-    kv_cache_memory: int | None = flag(None, "Size of the KV cache in bytes (suffixes K, M, G), instead of a share.", metavar="BYTES", parse="bytes")
+    kv_cache_memory: int | None = flag(
+        None, "Size of the KV cache in bytes (suffixes K, M, G), instead of a share.", metavar="BYTES", parse="bytes"
+    )
     num_gpu_blocks_override: int | None = flag(None, "Number of KV blocks, whatever memory says (for tests).", metavar="BLOCKS")
     enable_prefix_caching: bool = flag(True, "Reuse the KV cache of equal prompt beginnings.")
-    swap_space: float = flag(4.0, "GiB of CPU memory per GPU for swapped-out sequences. (The swap tier is not built yet: preempted sequences are recomputed.)", metavar="GIB")
+    swap_space: float = flag(
+        4.0,
+        "GiB of CPU memory per GPU for swapped-out sequences. (The swap tier is not built yet: preempted sequences are recomputed.)",
+        metavar="GIB",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +95,10 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
         check_types(self)
         check_choices(self)
         if self.trust_remote_code:
-            raise ConfigError("--trust-remote-code is refused: Octavo never runs code out of a model repository. Serve a supported architecture without it.")
+            raise ConfigError(
+                "--trust-remote-code is refused: Octavo never runs code out of a model repository. "
+                "Serve a supported architecture without it."
+            )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}.")
         for name in ("max_num_seqs", "tensor_parallel_size"):
@@ -146,7 +161,9 @@ class ServerOptions:
     max_logprobs: int = flag(20, "Most logprobs that a request may ask for.")
     max_n: int = flag(128, "Most sequences (n) that a request may ask for.")
     max_body_size: int = flag(16 * 2**20, "Largest request body in bytes (suffixes K, M, G).", metavar="BYTES", parse="bytes")
-    drain_timeout: float = flag(30.0, "Seconds that running requests get to finish after SIGTERM; a second SIGTERM ends them.", metavar="SECONDS")
+    drain_timeout: float = flag(
+        30.0, "Seconds that running requests get to finish after SIGTERM; a second SIGTERM ends them.", metavar="SECONDS"
+    )
 
 
 def flag_name(name: str) -> str:
@@ -154,7 +171,13 @@ def flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-_TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float), "tuple[str, ...]": (tuple, list)}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "bool": (bool,),
+    "int": (int,),
+    "float": (int, float),
+    "tuple[str, ...]": (tuple, list),
+}
 
 
 def check_types(options: Any) -> None:

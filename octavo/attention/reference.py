@@ -88,9 +88,7 @@ def read_kv(kv_cache: torch.Tensor, block_table: torch.Tensor, length: int) -> t
     return blocks[:, 0].flatten(0, 1)[:length], blocks[:, 1].flatten(0, 1)[:length]
 
 
-def attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, layer: AttentionLayerSpec
-) -> torch.Tensor:
+def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, layer: AttentionLayerSpec) -> torch.Tensor:
     """q [Q, heads, dim] at ``positions`` over keys, values [L, kv_heads, dim] at positions 0 .. L-1 -> float32 [Q, heads, dim]."""
     share = layer.num_heads // layer.num_kv_heads  # query head h reads KV head h // share
     keys, values = (x.float().repeat_interleave(share, dim=1) for x in (keys, values))

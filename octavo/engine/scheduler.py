@@ -312,9 +312,7 @@ class Scheduler:
             tokens.append(token)
             num_accepted += 1
             length = len(tokens)
-            delta = TokenDelta(
-                request_id=request.id, index=seq.index, token_ids=[token], num_cached_tokens=request.num_cached_tokens
-            )
+            delta = TokenDelta(request_id=request.id, index=seq.index, token_ids=[token], num_cached_tokens=request.num_cached_tokens)
             if logprobs is not None and logprobs[i] is not None:
                 delta.logprobs = [logprobs[i]]
             if request.prompt_logprobs is not None:  # the request's first token, from its leader

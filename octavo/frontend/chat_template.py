@@ -134,7 +134,8 @@ class ChatTemplate:
             return "default"
         if self._templates:
             raise RequestError(
-                f"The model has chat templates named {', '.join(sorted(self._templates))} but no default one; choose one with --chat-template.",
+                f"The model has chat templates named {', '.join(sorted(self._templates))} but no default one; "
+                "choose one with --chat-template.",
                 param="messages",
             )
         raise RequestError(
@@ -181,7 +182,7 @@ class ChatTemplate:
 
 
 def _line(template: jinja2.Template, error: BaseException) -> str:
-    """" (line 12)" of the template for an error out of its compiled code."""
+    """ " (line 12)" of the template for an error out of its compiled code."""
     trace, line = error.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == template.filename:

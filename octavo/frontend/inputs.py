@@ -35,7 +35,9 @@ def _parse_prompt(prompt: Any, tokenizer: Any | None) -> Prompt:
     if isinstance(prompt, dict):
         unknown = set(prompt) - {"prompt", "prompt_token_ids"}
         if unknown:
-            raise RequestError(f"A prompt dict takes 'prompt' or 'prompt_token_ids', not {', '.join(sorted(map(repr, unknown)))}.", param="prompt")
+            raise RequestError(
+                f"A prompt dict takes 'prompt' or 'prompt_token_ids', not {', '.join(sorted(map(repr, unknown)))}.", param="prompt"
+            )
         if prompt.get("prompt_token_ids") is not None:
             return Prompt(prompt.get("prompt"), _token_ids(prompt["prompt_token_ids"]))
         prompt = prompt.get("prompt")

@@ -129,9 +129,21 @@ class SequenceOutput:
 class RequestOutputs:
     """One request: its sequences, and the deltas that wait for the caller."""
 
-    __slots__ = ("request_id", "prompt", "prompt_token_ids", "sequences", "tokenizer", "prompt_logprobs", "num_cached_tokens", "metrics", "error")
+    __slots__ = (
+        "request_id",
+        "prompt",
+        "prompt_token_ids",
+        "sequences",
+        "tokenizer",
+        "prompt_logprobs",
+        "num_cached_tokens",
+        "metrics",
+        "error",
+    )
 
-    def __init__(self, request_id: str, prompt: str | None, prompt_token_ids: list[int], params: SamplingParams, tokenizer: Any | None) -> None:
+    def __init__(
+        self, request_id: str, prompt: str | None, prompt_token_ids: list[int], params: SamplingParams, tokenizer: Any | None
+    ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids

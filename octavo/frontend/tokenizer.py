@@ -175,9 +175,7 @@ class Tokenizer:
         ids = list(ids)
         if any(i < 0 for i in ids):
             raise RequestError(f"Token id {min(ids)} is negative.", param="tokens")
-        stream = Detokenizer(
-            self, skip_special_tokens=skip_special_tokens, spaces_between_special_tokens=spaces_between_special_tokens
-        )
+        stream = Detokenizer(self, skip_special_tokens=skip_special_tokens, spaces_between_special_tokens=spaces_between_special_tokens)
         return stream.push(ids) + stream.finish()
 
     def id_to_token(self, token_id: int) -> str | None:
@@ -254,7 +252,7 @@ def _decoder_kind(decoder: Any) -> tuple[str, int]:
 _CLASSES_WITH_BOS_FLAGS = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json", "*.model")
 _CONVERT = (
-    "Convert it once, where transformers and sentencepiece are installed: python -c \"from transformers import AutoTokenizer as T; "
+    'Convert it once, where transformers and sentencepiece are installed: python -c "from transformers import AutoTokenizer as T; '
     "T.from_pretrained('{path}').save_pretrained('{path}')\""
 )
 

@@ -18,9 +18,7 @@ def rms_norm_reference(
     return (normed.to(x.dtype) * weight).to(x.dtype), x
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """x, residual [..., width], weight [width] -> (norm(x + residual) * weight, x + residual), both new and in x's dtype.
 
     Without a residual the second result is x itself. Statistics are taken in float32; sum, norm and product are rounded to
@@ -43,7 +41,8 @@ def rms_norm(
             residual_at, total_at = residual.data_ptr(), total.data_ptr()
         rows = x.numel() // width if width else 0
         kernels.rms_norm(  # type: ignore[attr-defined]
-            x.data_ptr(), weight.contiguous().data_ptr(), residual_at, out.data_ptr(), total_at, rows, width, width, eps, kind, torch.get_num_threads()
+            x.data_ptr(), weight.contiguous().data_ptr(), residual_at, out.data_ptr(), total_at,
+            rows, width, width, eps, kind, torch.get_num_threads(),
         )  # fmt: skip
         return out, total
     return rms_norm_reference(x, weight, eps, residual)

@@ -45,11 +45,14 @@ class VocabParallelEmbedding(nn.Module):
         return self.group.all_reduce(found.masked_fill(~mine[:, None], 0))
 
     def weight_slots(self, prefix: str) -> Iterator[tuple[str, WeightSlot]]:
-        yield f"{prefix}.weight", WeightSlot(
-            parameter=self.weight,
-            destination=self.weight.data.narrow(0, 0, self.count),
-            shape=(self.vocab_size, self.hidden_size),
-            cuts=((0, self.start, self.count),),
+        yield (
+            f"{prefix}.weight",
+            WeightSlot(
+                parameter=self.weight,
+                destination=self.weight.data.narrow(0, 0, self.count),
+                shape=(self.vocab_size, self.hidden_size),
+                cuts=((0, self.start, self.count),),
+            ),
         )
 
 

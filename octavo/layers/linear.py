@@ -117,7 +117,11 @@ class QKVParallelLinear(Linear):
         parts: list[LinearPart] = []
         offset = 0
         for name, total, count, share in zip(
-            names, (num_heads, num_kv_heads, num_kv_heads), (heads, kv_heads, kv_heads), (1, ranks_per_kv_head, ranks_per_kv_head), strict=True
+            names,
+            (num_heads, num_kv_heads, num_kv_heads),
+            (heads, kv_heads, kv_heads),
+            (1, ranks_per_kv_head, ranks_per_kv_head),
+            strict=True,
         ):
             start = group.rank // share * count
             parts.append(LinearPart(name, total * head_dim, start * head_dim, count * head_dim, offset, in_features, 0, in_features))

@@ -52,9 +52,7 @@ def embedding(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return F.embedding(token_ids, weight)
 
 
-def linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool = False
-) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool = False) -> torch.Tensor:
     """x [T, K], weight [N, K] -> x W^T + b [T, N], or silu(first half) * second half [T, N / 2] if ``gated``."""
     if x.is_cuda:
         from octavo.kernels.triton.linear import linear as kernel

@@ -124,7 +124,9 @@ def _longrope(rope: RopeConfig, max_position: int) -> tuple[torch.Tensor, float]
     name = "long_factor" if max_position > original else "short_factor"
     divisors = torch.tensor(_need(rope, name), dtype=torch.float32, device="cpu")
     if divisors.numel() != rope.rotary_dim // 2:
-        raise ModelError(f"RoPE's {name!r} has {divisors.numel()} entries; a rotary dimension of {rope.rotary_dim} needs {rope.rotary_dim // 2}.")
+        raise ModelError(
+            f"RoPE's {name!r} has {divisors.numel()} entries; a rotary dimension of {rope.rotary_dim} needs {rope.rotary_dim // 2}."
+        )
     scaling = rope.parameters.get("attention_factor")
     if scaling is None:
         factor = _need(rope, "factor")

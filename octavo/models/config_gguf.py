@@ -16,7 +16,14 @@ GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", 
 _CONTROL = 3  # token type of tokens that are never text
 _END_OF_TURN = frozenset(["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>"])
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_FOREIGN_SETTINGS = ("logit_scale", "embedding_scale", "residual_scale", "attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias")
+_FOREIGN_SETTINGS = (
+    "logit_scale",
+    "embedding_scale",
+    "residual_scale",
+    "attention.scale",
+    "attention.clamp_kqv",
+    "attention.max_alibi_bias",
+)
 
 
 def read_gguf_config(path: str, weights_format: str) -> ModelConfig:
@@ -120,7 +127,13 @@ def _rope(file: GgufFile, config: Fields, head_dim: int) -> tuple[RopeConfig, in
     if frequencies is not None:
         if kind not in ("none", "llama3"):
             raise config.error("rope.scaling.type", f"is {kind!r} beside a tensor rope_freqs.weight, which is not supported")
-        section |= {"rope_type": "longrope", "short_factor": frequencies, "long_factor": frequencies, "factor": 1.0, "attention_factor": 1.0}
+        section |= {
+            "rope_type": "longrope",
+            "short_factor": frequencies,
+            "long_factor": frequencies,
+            "factor": 1.0,
+            "attention_factor": 1.0,
+        }
     elif short is not None and long is not None:
         section |= {"rope_type": "longrope", "short_factor": short, "long_factor": long}
         section |= _renamed(config, {"attn_factor": "attention_factor", "original_context_length": "original_max_position_embeddings"})

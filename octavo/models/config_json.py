@@ -194,7 +194,9 @@ def _refuse_unsupported(config: Fields) -> None:
             raise config.error(name, f"is {config.values[name]!r}, which is not supported; leave out or null is")
     code = config.object("auto_map")
     if code is not None and code.has("AutoModelForCausalLM"):
-        raise config.error("auto_map", "points to model code inside the checkpoint, which Octavo never runs; only the built-in architectures are supported")
+        raise config.error(
+            "auto_map", "points to model code inside the checkpoint, which Octavo never runs; only the built-in architectures are supported"
+        )
 
 
 def check_heads(config: Fields, num_heads: int, num_kv_heads: int) -> None:
@@ -206,7 +208,9 @@ def _head_dim(config: Fields, family: Family, hidden_size: int, num_heads: int) 
     if config.has("head_dim") or family.head_dim:
         return config.integer("head_dim", family.head_dim)
     if hidden_size % num_heads:
-        raise config.error("hidden_size", f"is {hidden_size}, which num_attention_heads {num_heads} does not divide (and there is no head_dim)")
+        raise config.error(
+            "hidden_size", f"is {hidden_size}, which num_attention_heads {num_heads} does not divide (and there is no head_dim)"
+        )
     return hidden_size // num_heads
 
 

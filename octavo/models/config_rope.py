@@ -46,7 +46,9 @@ def read_rope(config: Fields, *, head_dim: int, max_position: int) -> tuple[Rope
     share = section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0, above=0), above=0)
     rotary_dim = int(head_dim * share + 1e-6)
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
-        raise config.error("partial_rotary_factor", f"of {share:g} rotates {rotary_dim} of {head_dim} dimensions; an even part of them is needed")
+        raise config.error(
+            "partial_rotary_factor", f"of {share:g} rotates {rotary_dim} of {head_dim} dimensions; an even part of them is needed"
+        )
 
     # Phi-3 and others keep the trained length beside the section; Hugging Face gives that one priority.
     outer = config.integer("original_max_position_embeddings", 0, minimum=0)
@@ -102,4 +104,6 @@ def _refuse_unknown(section: Fields, kind: str) -> None:
 def _refuse_per_layer(config: Fields, section: Fields) -> None:
     nested = [name for name in ("full_attention", "sliding_attention", "chunked_attention") if section.has(name)]
     if nested:
-        raise config.error("rope_parameters", f"differs per kind of layer ({', '.join(nested)}), which is not supported; one flat object is")
+        raise config.error(
+            "rope_parameters", f"differs per kind of layer ({', '.join(nested)}), which is not supported; one flat object is"
+        )

@@ -105,9 +105,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, build.dtype)
         self.mlp = GatedMLP(build)
 
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, context: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None, context: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
         x, residual = self.self_attn(self.input_layernorm, x, residual, context)
         return self.mlp(self.post_attention_layernorm, x, residual)
 

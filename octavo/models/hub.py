@@ -221,7 +221,11 @@ class _Download:
     def _fetch(self, files: list[str], num_bytes: int) -> Path:
         from huggingface_hub import snapshot_download
 
-        options: dict[str, Any] = {"revision": self.revision, "cache_dir": self.download_dir, "allow_patterns": [_literal(f) for f in files]}
+        options: dict[str, Any] = {
+            "revision": self.revision,
+            "cache_dir": self.download_dir,
+            "allow_patterns": [_literal(f) for f in files],
+        }
         if self.progress is not None:
             options["tqdm_class"] = _progress_bar(self.progress, num_bytes)
         try:
@@ -299,7 +303,8 @@ def _remedies(error: BaseException, repo: str) -> list[str]:
     lines += [
         "use a mirror: set HF_ENDPOINT to its URL",
         "name a folder that already holds downloads, or has room for them, with --download-dir (or HF_HOME)",
-        "without a network: copy the model's folder to this machine and pass its path; or copy a hub cache, and set HF_HOME and HF_HUB_OFFLINE=1",
+        "without a network: copy the model's folder to this machine and pass its path; "
+        "or copy a hub cache, and set HF_HOME and HF_HUB_OFFLINE=1",
     ]
     return lines
 

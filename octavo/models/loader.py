@@ -134,7 +134,12 @@ def fill_from(
 
 
 def _refuse_misfits(model: nn.Module, source: str, **problems: list[str]) -> None:
-    words = {"missing": "missing", "left_over": "not part of the model", "repeated": "there more than once", "misshaped": "of another shape"}
+    words = {
+        "missing": "missing",
+        "left_over": "not part of the model",
+        "repeated": "there more than once",
+        "misshaped": "of another shape",
+    }
     found = [f"{len(names)} {words[kind]}: {_first(names)}" for kind, names in problems.items() if names]
     if found:
         raise ModelError(

@@ -36,11 +36,14 @@ class UnquantizedScheme:
 
     def load(self, module: nn.Module, part: LinearPart) -> Iterator[tuple[str, WeightSlot]]:
         weight = module.weight
-        yield "weight", WeightSlot(
-            parameter=weight,
-            destination=weight.data.narrow(0, part.offset, part.out_count),
-            shape=(part.out_features, part.in_features),
-            cuts=((0, part.out_start, part.out_count), (1, part.in_start, part.in_count)),
+        yield (
+            "weight",
+            WeightSlot(
+                parameter=weight,
+                destination=weight.data.narrow(0, part.offset, part.out_count),
+                shape=(part.out_features, part.in_features),
+                cuts=((0, part.out_start, part.out_count), (1, part.in_start, part.in_count)),
+            ),
         )
 
     def finalize(self, module: nn.Module) -> None:

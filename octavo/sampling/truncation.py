@@ -23,8 +23,8 @@ _ID_MASK = 0xFFFFFFFF
 class DrawParams:
     """How rows draw; one entry per row, all on the logits' device.
 
-    temperature float32 [R], > 0 (0 stands for greedy, and is not for the functions here); top_k int64 [R], V keeps all; top_p float64 [R], 1 keeps all; min_p float64 [R], 0 keeps
-    all.
+    temperature float32 [R], > 0 (0 stands for greedy, and is not for the functions here); top_k int64 [R], V keeps all;
+    top_p float64 [R], 1 keeps all; min_p float64 [R], 0 keeps all.
     """
 
     temperature: torch.Tensor

@@ -225,7 +225,8 @@ class _Parser:
         end = data_start + offset + num_bytes
         if end > len(self.buffer):
             raise ModelError(
-                f"{self.path} is truncated: tensor {name} ends at byte {end}, the file has {len(self.buffer)}. Copy or download the file again."
+                f"{self.path} is truncated: tensor {name} ends at byte {end}, the file has {len(self.buffer)}. "
+                "Copy or download the file again."
             )
         return GgufTensor(name, shape, type_name, data_start + offset, num_bytes, self.buffer)
 

@@ -37,7 +37,7 @@ def main() -> None:
 def profile(llm: LLM, batch: int, temperature: float, context: int) -> None:
     rng = random.Random(batch)
     params = SamplingParams(temperature=temperature, max_tokens=STEPS + 60, ignore_eos=True, detokenize=False)
-    for i in range(batch):
+    for _ in range(batch):
         prompt = {"prompt_token_ids": [rng.randint(10, 9000) for _ in range(context)]}
         from octavo.frontend.inputs import parse_prompts
 

@@ -31,7 +31,13 @@ def main() -> None:
                 begun = time.perf_counter()
                 out = llm.generate(prompts, p, use_tqdm=False)
                 results[f"{backend} {eager} {name}"] = [o.outputs[0].token_ids for o in out]
-                print(backend, "eager" if eager else "graphs", name, f"ready {ready:.1f} s, run {time.perf_counter() - begun:.2f} s", llm.executor.timings)
+                print(
+                    backend,
+                    "eager" if eager else "graphs",
+                    name,
+                    f"ready {ready:.1f} s, run {time.perf_counter() - begun:.2f} s",
+                    llm.executor.timings,
+                )
             llm.shutdown()
             del llm
     first = {name: next(v for k, v in results.items() if k.endswith(name)) for name in ("greedy", "sampled")}

@@ -19,7 +19,9 @@ def loop_attention(qkv_by_sequence: list[torch.Tensor], layer: AttentionLayerSpe
     for qkv in qkv_by_sequence:
         heads, kv_heads, dim = layer.num_heads, layer.num_kv_heads, layer.head_dim
         vectors = qkv.double().view(len(qkv), heads + 2 * kv_heads, dim)
-        turned = torch.stack([torch.stack([loop_turn(vectors[p, h], h, p, layer) for h in range(vectors.shape[1])]) for p in range(len(qkv))])
+        turned = torch.stack(
+            [torch.stack([loop_turn(vectors[p, h], h, p, layer) for h in range(vectors.shape[1])]) for p in range(len(qkv))]
+        )
         out = torch.zeros(len(qkv), heads, dim, dtype=torch.float64)
         for p in range(len(qkv)):
             for h in range(heads):

@@ -43,7 +43,12 @@ def expected(prompts: list[list[int]]) -> list[list[int]]:
     with torch.inference_mode():
         batch = torch.tensor(prompts)
         out = model.generate(
-            batch, attention_mask=torch.ones_like(batch), max_new_tokens=OUTPUT_TOKENS, min_new_tokens=OUTPUT_TOKENS, do_sample=False, eos_token_id=None
+            batch,
+            attention_mask=torch.ones_like(batch),
+            max_new_tokens=OUTPUT_TOKENS,
+            min_new_tokens=OUTPUT_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
         )
     return out[:, PROMPT_TOKENS:].tolist()
 

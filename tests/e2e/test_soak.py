@@ -48,7 +48,9 @@ async def one_request(port: int, rng: random.Random) -> int:
     data = json.dumps({"model": "m", **body}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+        )
         writer.write(head.encode() + data)
         await writer.drain()
         if rng.random() < 0.25:

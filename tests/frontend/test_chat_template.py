@@ -147,7 +147,9 @@ PARTS = """{% for m in messages %}<{{ m.role }}>{% if m['content'] is string %}{
 {% if loop.index > 4 %}{% break %}{% endif %}{% endfor %}"""
 
 TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3_LIKE, "qwen": QWEN_LIKE, "mistral": MISTRAL_LIKE, "parts": PARTS}
-TOOLS = [{"type": "function", "function": {"name": "find", "description": "é <b> & 'q'", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {"type": "function", "function": {"name": "find", "description": "é <b> & 'q'", "parameters": {"type": "object", "properties": {}}}}
+]
 
 
 def transformers_render(template: str, messages, **kwargs) -> str:
@@ -327,7 +329,9 @@ def test_loop_variables_survive_the_checks() -> None:
     assert ChatTemplate(source).render(messages) == plain.render(messages=messages)
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "bos_token"])
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "bos_token"]
+)
 def test_kwargs_may_not_replace_the_requests_own_fields(name: str) -> None:
     error = refusal("x", template_kwargs={name: 1})
     assert repr(name) in str(error) and error.param == "chat_template_kwargs"

@@ -151,7 +151,18 @@ def test_ends(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     "field",
-    ["stop_token_ids", "allowed_token_ids", "logit_bias", "ignore_eos", "detokenize", "skip_special_tokens", "seed", "n", "stop", "bad_words"],
+    [
+        "stop_token_ids",
+        "allowed_token_ids",
+        "logit_bias",
+        "ignore_eos",
+        "detokenize",
+        "skip_special_tokens",
+        "seed",
+        "n",
+        "stop",
+        "bad_words",
+    ],
 )
 @pytest.mark.parametrize("value", [5.5, "x\ud800", b"x", object(), [None], [[1]], {"a": 1}, {1: "x"}, {1: True}, {1: float("nan")}, True])
 def test_any_value_is_served_or_refused(llm: LLM, field: str, value: Any) -> None:

@@ -256,7 +256,15 @@ def test_chat_templates_of_gguf(tmp_path: Path) -> None:
 
 def spm_values(seed: int) -> dict:
     tokens, types, scores = sentencepiece_vocab(random.Random(seed))
-    return {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores, "bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+    return {
+        "model": "llama",
+        "tokens": tokens,
+        "token_type": types,
+        "scores": scores,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    }
 
 
 def sentencepiece_encode(text: str, tokens: list[str], types: list[int], scores: list[float], prefix: bool) -> list[int]:

@@ -53,7 +53,9 @@ def byte_level_bpe(vocab_size: int = 400) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, special_tokens=["<s>", "</s>"]))
+    backend.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, special_tokens=["<s>", "</s>"])
+    )
     backend.add_tokens([AddedToken("<think>", normalized=False), AddedToken("two words", normalized=False)])
     return backend
 

@@ -65,9 +65,7 @@ def make_tables(lengths: list[int], block_size: int, generator: torch.Generator)
     return [[ids.pop() for _ in range(n)] for n in needed], total
 
 
-def make_case(
-    layer: AttentionLayerSpec, lengths: list[int], counts: list[int], block_size: int, dtype: torch.dtype, seed: int = 0
-) -> Case:
+def make_case(layer: AttentionLayerSpec, lengths: list[int], counts: list[int], block_size: int, dtype: torch.dtype, seed: int = 0) -> Case:
     """The cache holds every token of every sequence, the run ones too; everything else in it is NaN."""
     g = torch.Generator().manual_seed(seed)
     tables, total = make_tables(lengths, block_size, g)

@@ -93,7 +93,13 @@ def test_rope_and_write_kv(dtype: torch.dtype, head_dim: int, rotary: int, inter
     g = torch.Generator().manual_seed(rotary)
     weights = [torch.randn(head_dim, generator=g).to(dtype) if norm else None for _ in range(2)]
     layer = make_layer(
-        6, 2, head_dim, rope_cos_sin=rope_table(64, rotary) if rotary else None, rope_interleaved=interleaved, q_norm=weights[0], k_norm=weights[1]
+        6,
+        2,
+        head_dim,
+        rope_cos_sin=rope_table(64, rotary) if rotary else None,
+        rope_interleaved=interleaved,
+        q_norm=weights[0],
+        k_norm=weights[1],
     )
     metadata = make_metadata([33, 7, 20], [1, 7, 11], 8, [[9, 1, 4, 6, 2], [8], [3, 0, 7]])
     metadata.slots[2] = -1

@@ -104,7 +104,9 @@ def chunk(case: Case, first: int, last: int) -> Case:
     """Tokens first .. last - 1 of a case that is one sequence running from its start."""
     m = case.metadata
     table = m.block_tables[0, : -(-last // m.block_size)].tolist()
-    return Case(case.layer, make_metadata([last], [last - first], m.block_size, [table]), case.cache, case.qkv[first:last].contiguous(), [], [])
+    return Case(
+        case.layer, make_metadata([last], [last - first], m.block_size, [table]), case.cache, case.qkv[first:last].contiguous(), [], []
+    )
 
 
 @needs_kernels

@@ -22,7 +22,8 @@ def make_logits(rows: int, vocab: int, g: torch.Generator, spread: float) -> tor
 
 
 SETTINGS = [
-    {}, {"temperature": 0.0}, {"temperature": 1e-40}, {"temperature": 0.3}, {"temperature": 5.0}, {"top_k": 1}, {"top_k": 40}, {"top_k": 700}, {"top_p": 0.0},
+    {}, {"temperature": 0.0}, {"temperature": 1e-40}, {"temperature": 0.3}, {"temperature": 5.0},
+    {"top_k": 1}, {"top_k": 40}, {"top_k": 700}, {"top_p": 0.0},
     {"top_p": 0.5}, {"top_p": 0.95}, {"top_p": 0.9999}, {"min_p": 0.1}, {"min_p": 1.0}, {"min_p": 1e-6}, {"top_k": 50, "top_p": 0.9},
     {"top_k": 300, "top_p": 0.8, "min_p": 0.01, "temperature": 1.7}, {"top_p": 0.9, "temperature": 30.0},
 ]  # fmt: skip

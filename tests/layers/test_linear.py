@@ -126,7 +126,9 @@ def test_heads_that_cannot_be_cut(heads: int, kv_heads: int, size: int, works: s
 
 
 def test_widths_that_cannot_be_cut() -> None:
-    with pytest.raises(ConfigError, match="10 output features of gate_proj are not divisible by the parallel size 4. Sizes that would work: 1, 2, 5, 10"):
+    with pytest.raises(
+        ConfigError, match="10 output features of gate_proj are not divisible by the parallel size 4. Sizes that would work: 1, 2, 5, 10"
+    ):
         MergedColumnParallelLinear(8, {"gate_proj": 10}, bias=False, group=Group(0, 4), **COMMON)
 
 

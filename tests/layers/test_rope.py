@@ -43,7 +43,9 @@ def test_table_equals_transformers(case: str) -> None:
     given = {"rope_theta": 10000.0, **parameters}
     if given["rope_type"] in ("llama3", "yarn", "longrope"):
         given["original_max_position_embeddings"] = ORIGINAL
-    rotary = LlamaRotaryEmbedding(LlamaConfig(hidden_size=128, num_attention_heads=4, max_position_embeddings=ORIGINAL, rope_parameters=given))
+    rotary = LlamaRotaryEmbedding(
+        LlamaConfig(hidden_size=128, num_attention_heads=4, max_position_embeddings=ORIGINAL, rope_parameters=given)
+    )
     cos, sin = rotary(torch.zeros(1), torch.arange(length)[None])
     table = make_rope_table(rope_config(parameters), length)
     assert table.shape == (length, 32)
@@ -65,12 +67,17 @@ def test_chunks_join() -> None:
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        (RopeConfig(kind="spiral", rotary_dim=8), "'spiral' is not supported; supported are default, linear, dynamic, llama3, yarn, longrope"),
+        (
+            RopeConfig(kind="spiral", rotary_dim=8),
+            "'spiral' is not supported; supported are default, linear, dynamic, llama3, yarn, longrope",
+        ),
         (RopeConfig(kind="default", rotary_dim=7), "even, positive rotary dimension"),
         (RopeConfig(kind="linear", rotary_dim=8), "'linear' needs 'factor'"),
         (RopeConfig(kind="yarn", rotary_dim=8, parameters={"factor": 2}), "'yarn' needs 'original_max_position_embeddings'"),
         (
-            RopeConfig(kind="longrope", rotary_dim=8, parameters={"factor": 2, "original_max_position_embeddings": 4, "long_factor": [1, 2]}),
+            RopeConfig(
+                kind="longrope", rotary_dim=8, parameters={"factor": 2, "original_max_position_embeddings": 4, "long_factor": [1, 2]}
+            ),
             "'long_factor' has 2 entries; a rotary dimension of 8 needs 4",
         ),
     ],

@@ -27,7 +27,9 @@ class HubServer:
 
     ``repos`` maps id → {file name: bytes}. ``gated`` ids want the token ``secret``. Use as a context manager."""
 
-    def __init__(self, repos: dict[str, dict[str, bytes]], *, gated: tuple[str, ...] = (), unknown_status: int = 401, broken: bool = False) -> None:
+    def __init__(
+        self, repos: dict[str, dict[str, bytes]], *, gated: tuple[str, ...] = (), unknown_status: int = 401, broken: bool = False
+    ) -> None:
         self.repos, self.gated, self.unknown_status, self.broken = repos, gated, unknown_status, broken
         self.requests: list[str] = []
         hub = self
@@ -78,7 +80,11 @@ class HubServer:
 
     def guard(self, repo: str, authorization: str | None) -> tuple[int, dict[str, str], bytes] | None:
         if repo not in self.repos:
-            return self.unknown_status, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}, b'{"error": "Repository not found"}'
+            return (
+                self.unknown_status,
+                {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"},
+                b'{"error": "Repository not found"}',
+            )
         if repo in self.gated and authorization != "Bearer secret":
             status = 401 if authorization is None else 403
             return status, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted"}, b'{"error": "Access is restricted"}'
@@ -93,7 +99,16 @@ class HubServer:
             entries = [{"type": "file", "path": n, "size": len(c), "oid": hashlib.sha1(c).hexdigest()} for n, c in files.items()]
             return 200, {"Content-Type": "application/json"}, json.dumps(entries).encode()
         siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
-        info = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings, "tags": [], "downloads": 0, "private": False, "gated": False}
+        info = {
+            "id": repo,
+            "modelId": repo,
+            "sha": COMMIT,
+            "siblings": siblings,
+            "tags": [],
+            "downloads": 0,
+            "private": False,
+            "gated": False,
+        }
         return 200, {"Content-Type": "application/json"}, json.dumps(info).encode()
 
     def file(self, repo: str, revision: str, name: str) -> tuple[int, dict[str, str], bytes]:
@@ -131,7 +146,11 @@ REPOS = {
     "org/one-gguf": {"only.Q4_0.gguf": b"GGUF-only", "README.md": b"read me", "config.json": b"{}"},
     "org/pickled": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
     "org/no-config": {k: v for k, v in FILES.items() if k != "config.json"},
-    "org/lost-shard": {**FILES, "model.safetensors": b"x", "model.safetensors.index.json": b'{"weight_map": {"w": "model-00001-of-00001.safetensors"}}'},
+    "org/lost-shard": {
+        **FILES,
+        "model.safetensors": b"x",
+        "model.safetensors.index.json": b'{"weight_map": {"w": "model-00001-of-00001.safetensors"}}',
+    },
 }
 # The client reads its environment once, when it is imported: so every trial is a process of its own.
 SCRIPT = """
@@ -155,9 +174,21 @@ assert "torch" not in sys.modules and "transformers" not in sys.modules
 def resolve(home: Path, url: str, *calls: dict | str, **env: str) -> list[dict]:
     """Run resolve_model for each call (keyword arguments, or just the model) in one process; the results, in order."""
     arguments = json.dumps([call if isinstance(call, dict) else {"model": call} for call in calls])
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING", "TRANSFORMERS_")) and k.lower() not in ("http_proxy", "https_proxy")}
-    clean |= {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONPATH": os.pathsep.join(sys.path), "NO_PROXY": "*"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT, arguments], env=clean | env, check=False, capture_output=True, text=True, timeout=60)
+    clean = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("HF_", "HUGGING", "TRANSFORMERS_")) and k.lower() not in ("http_proxy", "https_proxy")
+    }
+    clean |= {
+        "HF_ENDPOINT": url,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "NO_PROXY": "*",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, arguments], env=clean | env, check=False, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -214,7 +245,16 @@ def test_not_cached_without_network(server, filled, tmp_path):
     assert "HF_HUB_OFFLINE is set" in offline["error"]
     assert "unset HF_HUB_OFFLINE" in offline["error"]
     (refused,) = resolve(tmp_path, "http://127.0.0.1:9", {"model": "org/model", "revision": "v2"})
-    for word in ("'org/model'", "revision v2", "http://127.0.0.1:9", "refused", "HF_ENDPOINT", "--download-dir", "HF_HUB_OFFLINE=1", "copy the model"):
+    for word in (
+        "'org/model'",
+        "revision v2",
+        "http://127.0.0.1:9",
+        "refused",
+        "HF_ENDPOINT",
+        "--download-dir",
+        "HF_HUB_OFFLINE=1",
+        "copy the model",
+    ):
         assert word in refused["error"]
     (bare,) = resolve(tmp_path, "http://127.0.0.1:9", "llama3")
     assert "ids on the hub look like Qwen/Qwen3-0.6B" in bare["error"] and "look like" not in refused["error"]

@@ -65,7 +65,12 @@ def refused(folder: Path, *args: Any, **changes: Any) -> str:
 
 def test_plain_llama(tmp_path):
     config = read(tmp_path)
-    assert (config.architecture, config.model_type, config.weights_format, config.path) == ("LlamaForCausalLM", "llama", "dummy", str(tmp_path))
+    assert (config.architecture, config.model_type, config.weights_format, config.path) == (
+        "LlamaForCausalLM",
+        "llama",
+        "dummy",
+        str(tmp_path),
+    )
     assert (config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers) == (128, 64, 96, 4)
     assert (config.num_heads, config.num_kv_heads, config.head_dim, config.max_position) == (4, 2, 16, 512)
     assert (config.norm_eps, config.hidden_act, config.tie_word_embeddings, config.dtype) == (1e-5, "silu", False, "bfloat16")
@@ -101,16 +106,37 @@ def test_plain_llama(tmp_path):
         (MISTRAL, {"sliding_window": None}, {"sliding_window": None}),
         (MISTRAL, {"sliding_window": 64}, {"sliding_window": 64, "sliding_window_layers": None}),
         (MISTRAL, {"sliding_window": 512}, {"sliding_window": None}),
-        (MISTRAL, {"sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"] * 2}, {"sliding_window": 64, "sliding_window_layers": (1, 3)}),
+        (
+            MISTRAL,
+            {"sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"] * 2},
+            {"sliding_window": 64, "sliding_window_layers": (1, 3)},
+        ),
         (MISTRAL, {"sliding_window": 64, "layer_types": ["full_attention"] * 4}, {"sliding_window": None}),
         (QWEN2, {}, {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False, "qk_norm": False, "sliding_window": None}),
         (QWEN2, {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 2}, {"sliding_window": None}),
-        (QWEN2, {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, {"sliding_window": 64, "sliding_window_layers": (1, 2, 3)}),
-        (QWEN2, {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}, {"sliding_window": 64, "sliding_window_layers": None}),
-        (QWEN2, {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 9}, {"sliding_window": None, "sliding_window_layers": None}),
         (
             QWEN2,
-            {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0, "layer_types": ["sliding_attention"] + ["full_attention"] * 3},
+            {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
+            {"sliding_window": 64, "sliding_window_layers": (1, 2, 3)},
+        ),
+        (
+            QWEN2,
+            {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0},
+            {"sliding_window": 64, "sliding_window_layers": None},
+        ),
+        (
+            QWEN2,
+            {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 9},
+            {"sliding_window": None, "sliding_window_layers": None},
+        ),
+        (
+            QWEN2,
+            {
+                "use_sliding_window": True,
+                "sliding_window": 64,
+                "max_window_layers": 0,
+                "layer_types": ["sliding_attention"] + ["full_attention"] * 3,
+            },
             {"sliding_window": 64, "sliding_window_layers": (0,)},
         ),
         (QWEN3, {}, {"head_dim": 128, "qk_norm": True, "attention_bias": False, "attention_out_bias": False}),
@@ -160,17 +186,35 @@ FACTORS = [1.0 + i / 8 for i in range(8)]
         ({"type": "linear", "factor": 4, "original_max_position_embeddings": 128}, 512, {"factor": 4.0}),
         ({"type": "dynamic", "factor": 2.0}, 1024, {"factor": 2.0, "original_max_position_embeddings": 512}),
         (
-            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128},
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 128,
+            },
             512,
             {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128},
         ),
         ({"type": "yarn", "factor": 4.0}, 2048, {"factor": 4.0, "original_max_position_embeddings": 512}),
         (
-            {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "beta_fast": 16, "mscale": 1, "truncate": False, "finetuned": True},
+            {
+                "type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+                "beta_fast": 16,
+                "mscale": 1,
+                "truncate": False,
+                "finetuned": True,
+            },
             512,
             {"factor": 4.0, "original_max_position_embeddings": 128, "beta_fast": 16.0, "mscale": 1.0, "truncate": False},
         ),
-        ({"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 128}, 512, {"factor": 4.0, "original_max_position_embeddings": 128}),
+        (
+            {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 128},
+            512,
+            {"factor": 4.0, "original_max_position_embeddings": 128},
+        ),
         (
             {"type": "su", "short_factor": FACTORS, "long_factor": [2] * 8, "original_max_position_embeddings": 64},
             512,
@@ -198,7 +242,9 @@ def test_rope_details(tmp_path):
     assert read(tmp_path, rope_theta=ABSENT).rope.theta == 10000.0
     assert read(tmp_path, partial_rotary_factor=0.5).rope.rotary_dim == 8
     assert read(tmp_path, rope_parameters={"rope_theta": 7.0, "partial_rotary_factor": 0.25}).rope.rotary_dim == 4
-    outer = read(tmp_path, original_max_position_embeddings=64, rope_scaling={"type": "longrope", "short_factor": FACTORS, "long_factor": FACTORS})
+    outer = read(
+        tmp_path, original_max_position_embeddings=64, rope_scaling={"type": "longrope", "short_factor": FACTORS, "long_factor": FACTORS}
+    )
     assert outer.rope.parameters["original_max_position_embeddings"] == 64
     assert outer.rope.parameters["factor"] == 8.0
     assert outer.max_position == 512
@@ -213,7 +259,19 @@ def test_rope_details(tmp_path):
     [
         ("Llama", {}),
         ("Llama", {"attention_bias": True, "tie_word_embeddings": True, "head_dim": 32}),
-        ("Llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128}}),
+        (
+            "Llama",
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 5e5,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 128,
+                }
+            },
+        ),
         ("Mistral", {"sliding_window": 100}),
         ("Mistral", {"sliding_window": None}),
         ("Qwen2", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 512}}),
@@ -249,7 +307,9 @@ def test_saved_by_transformers(tmp_path, family, changes):
 # What is refused
 
 
-@pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"])
+@pytest.mark.parametrize(
+    "field", ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"]
+)
 @pytest.mark.parametrize("value", [ABSENT, None, 0, -3, 2.5, "64", True, [64]])
 def test_sizes_must_be_positive_integers(tmp_path, field, value):
     message = refused(tmp_path, **{field: value})
@@ -260,7 +320,10 @@ def test_sizes_must_be_positive_integers(tmp_path, field, value):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ABSENT}, ("'architectures' is missing", "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM")),
+        (
+            {"architectures": ABSENT},
+            ("'architectures' is missing", "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"),
+        ),
         ({"architectures": "LlamaForCausalLM"}, ("'architectures'", "list of strings")),
         ({"architectures": ["GPT2LMHeadModel"]}, ("GPT2LMHeadModel is not supported", "Supported: LlamaForCausalLM")),
         ({"architectures": ["LlavaForConditionalGeneration"], "text_config": {}}, ("other modalities", "LlavaForConditionalGeneration")),
@@ -279,12 +342,18 @@ def test_sizes_must_be_positive_integers(tmp_path, field, value):
         ({"eos_token_id": [2, True]}, ("'eos_token_id'", "token id")),
         ({"bos_token_id": 1.5}, ("'bos_token_id'",)),
         ({"rope_theta": math.inf}, ("'rope_theta'", "number")),
-        ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}}, ("'mrope'", "supported: default, linear, dynamic, llama3, yarn, longrope")),
+        (
+            {"rope_scaling": {"type": "mrope", "mrope_section": [1]}},
+            ("'mrope'", "supported: default, linear, dynamic, llama3, yarn, longrope"),
+        ),
         ({"rope_scaling": {"type": "default", "mrope_section": [1]}}, ("'mrope_section'", "not supported")),
         ({"rope_scaling": {"type": "linear"}}, ("rope_scaling: field 'factor' is missing",)),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, ("'factor'", "greater than 0")),
         ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, ("'low_freq_factor' is missing",)),
-        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": FACTORS}}, ("'short_factor'", "list of 8 positive numbers")),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": FACTORS}},
+            ("'short_factor'", "list of 8 positive numbers"),
+        ),
         ({"rope_scaling": [1]}, ("'rope_scaling'", "object")),
         ({"rope_parameters": {"full_attention": {}, "sliding_attention": {}}}, ("'rope_parameters'", "per kind of layer")),
         ({"partial_rotary_factor": 0.2}, ("'partial_rotary_factor'", "rotates 3 of 16")),
@@ -306,7 +375,11 @@ def test_unsupported_or_malformed_settings_are_named(tmp_path, changes, words):
         (MISTRAL, {"attention_bias": True}, "'attention_bias'"),
         (MISTRAL, {"sliding_window": 0}, "'sliding_window' must be an integer of at least 1"),
         (MISTRAL, {"layer_types": ["sliding_attention"]}, "'layer_types' has 1 entries for 4 layers"),
-        (QWEN2, {"use_sliding_window": True, "layer_types": ["linear_attention"] * 4}, "'layer_types' holds linear_attention; supported: full_attention, sliding_attention"),
+        (
+            QWEN2,
+            {"use_sliding_window": True, "layer_types": ["linear_attention"] * 4},
+            "'layer_types' holds linear_attention; supported: full_attention, sliding_attention",
+        ),
         (LLAMA, {"layer_types": ["sliding_attention"] * 4}, "'sliding_window' is missing"),
     ],
 )
@@ -353,13 +426,17 @@ def test_paths(tmp_path):
 # GGUF
 
 
-def gguf(folder: Path, architecture: str = "llama", *, tensors: Any = None, tokens: Any = (), drop: tuple[str, ...] = (), **more: Any) -> ModelConfig:
+def gguf(
+    folder: Path, architecture: str = "llama", *, tensors: Any = None, tokens: Any = (), drop: tuple[str, ...] = (), **more: Any
+) -> ModelConfig:
     metadata = {k: v for k, v in tiny_metadata(**more).items() if k not in drop}
     tensors = tiny_tensors(architecture, np.random.default_rng(0)) if tensors is None else tensors
     return read_model_config(write_gguf(folder / "m.gguf", architecture, metadata, tensors, tokens=tokens))
 
 
-@pytest.mark.parametrize(("architecture", "name"), [("llama", "LlamaForCausalLM"), ("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM")])
+@pytest.mark.parametrize(
+    ("architecture", "name"), [("llama", "LlamaForCausalLM"), ("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM")]
+)
 def test_gguf_architectures(tmp_path, architecture, name):
     config = gguf(tmp_path, architecture)
     assert (config.architecture, config.model_type, config.weights_format) == (name, architecture, "gguf")
@@ -391,7 +468,12 @@ def test_gguf_dtype_and_ties(tmp_path, type_name):
         ({".rope.scaling.factor": 1.0}, "default", 128, {}),
         ({".rope.scale_linear": 2.0}, "linear", 256, {"factor": 2.0}),
         (
-            {".rope.scaling.type": "yarn", ".rope.scaling.factor": 4.0, ".rope.scaling.original_context_length": 32, ".rope.scaling.yarn_beta_fast": 16.0},
+            {
+                ".rope.scaling.type": "yarn",
+                ".rope.scaling.factor": 4.0,
+                ".rope.scaling.original_context_length": 32,
+                ".rope.scaling.yarn_beta_fast": 16.0,
+            },
             "yarn",
             128,
             {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16.0},
@@ -417,7 +499,9 @@ def test_gguf_rope_frequencies_of_llama3(tmp_path):
     tensors = {"rope_freqs.weight": ((plain / wanted).numpy(), "F32"), "token_embd.weight": (np.ones((32, 64)), "F32")}
     config = gguf(tmp_path, tensors=tensors)
     assert (config.rope.kind, config.max_position) == ("longrope", 128)
-    ours = transformers.LlamaConfig(**sizes, rope_parameters={"rope_type": "longrope", "rope_theta": config.rope.theta, **config.rope.parameters})
+    ours = transformers.LlamaConfig(
+        **sizes, rope_parameters={"rope_type": "longrope", "rope_theta": config.rope.theta, **config.rope.parameters}
+    )
     for length in (16, 4096):
         got, attention_factor = ROPE_INIT_FUNCTIONS["longrope"](ours, None, seq_len=length)
         assert attention_factor == 1.0
@@ -426,8 +510,16 @@ def test_gguf_rope_frequencies_of_llama3(tmp_path):
 
 def test_gguf_longrope_and_sliding_window(tmp_path):
     factors = np.linspace(1, 2, 8)
-    tensors = {"rope_factors_short.weight": (factors, "F32"), "rope_factors_long.weight": (factors * 2, "F32"), "token_embd.weight": (np.ones((32, 64)), "F32")}
-    config = gguf(tmp_path, tensors=tensors, **{".rope.scaling.original_context_length": 32, ".rope.scaling.attn_factor": 1.25, ".attention.sliding_window": 64})
+    tensors = {
+        "rope_factors_short.weight": (factors, "F32"),
+        "rope_factors_long.weight": (factors * 2, "F32"),
+        "token_embd.weight": (np.ones((32, 64)), "F32"),
+    }
+    config = gguf(
+        tmp_path,
+        tensors=tensors,
+        **{".rope.scaling.original_context_length": 32, ".rope.scaling.attn_factor": 1.25, ".attention.sliding_window": 64},
+    )
     assert config.rope.kind == "longrope"
     assert config.rope.parameters["attention_factor"] == 1.25
     assert config.rope.parameters["long_factor"] == pytest.approx(factors * 2)
@@ -469,7 +561,11 @@ def test_gguf_sampling_defaults(tmp_path):
         ("llama", {".attention.head_count_kv": [2, 1]}, ("'attention.head_count_kv'", "differs between layers")),
         ("llama", {".attention.head_count_kv": 3}, ("does not divide",)),
         ("llama", {".rope.scaling.type": "spiral", ".rope.scaling.factor": 2.0}, ("'spiral'", "supported: default, linear")),
-        ("llama", {".rope.scaling.type": "yarn", ".rope.scaling.factor": 2.0, ".rope.scaling.attn_factor": 0.5}, ("'rope.scaling.attn_factor'",)),
+        (
+            "llama",
+            {".rope.scaling.type": "yarn", ".rope.scaling.factor": 2.0, ".rope.scaling.attn_factor": 0.5},
+            ("'rope.scaling.attn_factor'",),
+        ),
         ("llama", {".logit_scale": 0.5}, ("'logit_scale'",)),
         ("llama", {".block_count": "two"}, ("'block_count'", "integer")),
     ],

@@ -42,7 +42,10 @@ CASES = {
     "mistral-window": ("Mistral", {"sliding_window": 9}),
     "mistral-full": ("Mistral", {"sliding_window": None}),
     "qwen2": ("Qwen2", {}),
-    "qwen2-upper-window-tied": ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1, "tie_word_embeddings": True}),
+    "qwen2-upper-window-tied": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1, "tie_word_embeddings": True},
+    ),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "qwen3-bias-yarn": ("Qwen3", {"attention_bias": True, "rope_parameters": {"rope_theta": 1e6, **ROPES["yarn"]}}),
 }

@@ -175,7 +175,8 @@ def test_wrong_model_lists_the_served(http, client):
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b" ", b"nonsense", b"[1, 2]", b'"text"', b"null", b"3", b"{", b'{"prompt": "a"', b'{"prompt": "\\ud800"}', b'{"prompt": "\xff"}', b'{"prompt": NaN}',
+    [b"", b" ", b"nonsense", b"[1, 2]", b'"text"', b"null", b"3", b"{", b'{"prompt": "a"',
+     b'{"prompt": "\\ud800"}', b'{"prompt": "\xff"}', b'{"prompt": NaN}',
      b'{"metadata": ' + b"[" * 100_000, b'{"metadata": ' + b'{"a":' * 50_000, b'{"seed": ' + b"9" * 10_000 + b"}", b"\x00\x01"],
     ids=lambda b: repr(b[:20]),
 )  # fmt: skip

@@ -263,7 +263,9 @@ def test_llama_biases_are_reordered_too(tmp_path):
 
 def test_rope_factors_are_no_weights_but_reachable(tmp_path):
     factors = np.linspace(1, 8, 8, dtype=np.float32)
-    path = write_gguf(tmp_path / "m.gguf", "llama", tiny_metadata(), {"rope_freqs.weight": (factors, "F32"), "output_norm.weight": (np.ones(64), "F32")})
+    path = write_gguf(
+        tmp_path / "m.gguf", "llama", tiny_metadata(), {"rope_freqs.weight": (factors, "F32"), "output_norm.weight": (np.ones(64), "F32")}
+    )
     config = read_model_config(path)
     assert [name for name, _ in iterate_weights(config)] == ["model.norm.weight"]
     assert rope_factors(config).tolist() == factors.tolist()

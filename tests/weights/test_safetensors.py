@@ -165,14 +165,19 @@ def test_formats_are_chosen_by_request(tmp_path):
     (tmp_path / "mmproj-m.gguf").write_bytes(b"x")
     assert find_weights(tmp_path) == (str(tmp_path), "safetensors")
     assert find_weights(tmp_path, "gguf") == (str(tmp_path / "m-00001-of-00002.gguf"), "gguf")
-    assert gguf_models(["b/mmproj-x.gguf", "b/y-00002-of-00002.gguf", "b/y-00001-of-00002.gguf", "a.gguf"]) == ["a.gguf", "b/y-00001-of-00002.gguf"]
+    assert gguf_models(["b/mmproj-x.gguf", "b/y-00002-of-00002.gguf", "b/y-00001-of-00002.gguf", "a.gguf"]) == [
+        "a.gguf",
+        "b/y-00001-of-00002.gguf",
+    ]
     (tmp_path / "model.safetensors").unlink()
     assert safetensors_files(tmp_path) == []
     with pytest.raises(ModelError, match=r"no weights \(\*\.safetensors\)"):
         find_weights(tmp_path, "safetensors")
 
 
-@pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "float32"), (torch.float16, "float16"), (torch.bfloat16, "bfloat16"), (torch.int32, None)])
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.float32, "float32"), (torch.float16, "float16"), (torch.bfloat16, "bfloat16"), (torch.int32, None)]
+)
 def test_stored_dtype(tmp_path, dtype, name):
     save_file({"n": torch.ones(3), "w": torch.ones(2, 2).to(dtype)}, tmp_path / "model.safetensors")
     assert stored_dtype(tmp_path) == name

@@ -24,7 +24,12 @@ from octavo.kernels.rms_norm import rms_norm
 from octavo.kernels.silu_and_mul import silu_and_mul
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB, BLOCK = 576, 9, 3, 64, 1536, 49152, 16
-WIDTHS = {"qkv": ((HEADS + 2 * KV_HEADS) * DIM, HIDDEN), "o": (HIDDEN, HEADS * DIM), "gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
+WIDTHS = {
+    "qkv": ((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
+    "o": (HIDDEN, HEADS * DIM),
+    "gate_up": (2 * INNER, HIDDEN),
+    "down": (HIDDEN, INNER),
+}
 
 # name, (tokens of each sequence after the step, of which run), how many sequences
 CASES = [(f"decode {n} x {context}", context, 1, n) for context in (256, 2048) for n in (1, 8, 32)]
@@ -77,7 +82,11 @@ class Attention:
             rope_interleaved=False, q_norm=None, k_norm=None, norm_eps=1e-5, sliding_window=None, logit_soft_cap=None,
         )  # fmt: skip
         self.kernels: Any = library()
-        self.held = metadata, layer, [make_kv_cache(sequences * blocks, BLOCK, KV_HEADS, DIM, dtype, torch.device("cpu")) for _ in range(num_layers)]
+        self.held = (
+            metadata,
+            layer,
+            [make_kv_cache(sequences * blocks, BLOCK, KV_HEADS, DIM, dtype, torch.device("cpu")) for _ in range(num_layers)],
+        )
         for cache in self.held[2]:
             cache[0].normal_(), cache[1].normal_()
         self.step, self.tensors = step_args(metadata)

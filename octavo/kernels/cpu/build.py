@@ -96,7 +96,14 @@ def library_name(compiler: list[str]) -> str:
     digest = hashlib.sha256()
     for path in source_files():
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    facts = (*FLAGS, *MACHINE_FLAGS, os.environ.get("OCTAVO_CPU_FLAGS", ""), _compiler_identity(compiler), cpu_identity(), platform.platform())
+    facts = (
+        *FLAGS,
+        *MACHINE_FLAGS,
+        os.environ.get("OCTAVO_CPU_FLAGS", ""),
+        _compiler_identity(compiler),
+        cpu_identity(),
+        platform.platform(),
+    )
     digest.update("\0".join(facts).encode())
     return f"cpu-{digest.hexdigest()[:24]}.so"
 

@@ -16,9 +16,7 @@ def embedding_reference(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.
 
 
 @triton.jit
-def _embedding_kernel(
-    token_ptr, weight_ptr, out_ptr, vocab, WIDTH: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr
-):
+def _embedding_kernel(token_ptr, weight_ptr, out_ptr, vocab, WIDTH: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     release(USE_PDL)

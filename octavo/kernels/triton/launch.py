@@ -46,9 +46,7 @@ def release(USE_PDL: tl.constexpr):
 def prefetch_lines(pointers, USE_PDL: tl.constexpr):
     """Ask for the 128-byte lines at ``pointers`` (int64 addresses, any shape) to be brought into L2; nothing waits for them."""
     if USE_PDL:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
-        )
+        tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1)
 
 
 def enable_pdl(enabled: bool) -> None:

@@ -50,9 +50,7 @@ def _warps(width: int) -> int:
     return max(1, min(16, triton.next_power_of_2(width) // 256))
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """x, residual [..., width], weight [width] -> (norm(x + residual) * weight, x + residual), both new, in x's dtype.
 
     Without a residual the second result is x itself. Statistics in float32; sum, norm and product are rounded to x's dtype

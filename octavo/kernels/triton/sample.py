@@ -283,9 +283,7 @@ def _choose_kernel(
                     values = tl.where(gathered, values_row, logits_row)
                     count = tl.where(gathered, count, VOCAB)
                     threshold, ties = _threshold(values, count, top, mass, temperature, top_p, min_p, top_k, VOCAB, PASS)
-                    chosen = _draw_kept(
-                        values, ids_row, gathered, count, threshold, ties, top, temperature, min_p, state, chosen, PASS
-                    )
+                    chosen = _draw_kept(values, ids_row, gathered, count, threshold, ties, top, temperature, min_p, state, chosen, PASS)
             else:
                 score = tl.load(score_ptr + row * BLOCKS + block, mask=exists, other=float("-inf"))
                 token = tl.load(token_ptr + row * BLOCKS + block, mask=exists, other=0x7FFFFFFF)
