@@ -17,15 +17,36 @@ def demo_model_path() -> str:
     return str(next(Path(spec.submodule_search_locations[0]).glob("*.gguf")))
 
 
-_SUBJECTS = "The old lighthouse|A young physicist|Our neighbour's cat|The city council|My grandmother|A quiet robot|The river Elbe|An unknown poet".split(
-    "|"
-)
-_VERBS = "discovered|forgot to mention|carefully repaired|could not believe|wrote a long letter about|was famous for|argued against|dreamt of".split(
-    "|"
-)
-_OBJECTS = "the broken clock in the market hall|a map without any names|three ways to bake bread|the second law of thermodynamics|an island made of glass|the price of tea in winter|a library below the sea|the shortest path home".split(
-    "|"
-)
+_SUBJECTS = [
+    "The old lighthouse",
+    "A young physicist",
+    "Our neighbour's cat",
+    "The city council",
+    "My grandmother",
+    "A quiet robot",
+    "The river Elbe",
+    "An unknown poet",
+]
+_VERBS = [
+    "discovered",
+    "forgot to mention",
+    "carefully repaired",
+    "could not believe",
+    "wrote a long letter about",
+    "was famous for",
+    "argued against",
+    "dreamt of",
+]
+_OBJECTS = [
+    "the broken clock in the market hall",
+    "a map without any names",
+    "three ways to bake bread",
+    "the second law of thermodynamics",
+    "an island made of glass",
+    "the price of tea in winter",
+    "a library below the sea",
+    "the shortest path home",
+]
 
 
 def text_prompts(count: int, seed: int = 0) -> list[str]:
