@@ -12,7 +12,7 @@ from octavo.attention.base import AttentionBackend, AttentionMetadata, ForwardCo
 from octavo.executor.rows import BatchRows
 from octavo.sampling.batch import SamplingState
 from octavo.sampling.logprobs import prompt_logprobs
-from octavo.sampling.sampler import Sampler, SampleOutput
+from octavo.sampling.sampler import SampleOutput, Sampler
 from octavo.types import Advance, RowInit, StepPlan, StepResult, TokenLogprobs, TokenParams
 
 LOGITS_CHUNK = 256  # prompt positions whose logits exist at the same time, for prompt_logprobs

@@ -115,7 +115,12 @@ def test_batches_chunks_prefix_hits_and_preemption_change_no_token(
     rng = random.Random(f"{steps_ahead} {budget} {num_blocks}")
     executor = RunnerExecutor(model, num_blocks=num_blocks, block_size=4, max_rows=6, steps_ahead=steps_ahead)
     settings = SchedulerSettings(
-        num_blocks=num_blocks, block_size=4, max_model_len=MAX_LEN, max_num_seqs=6, max_num_batched_tokens=budget, prefix_caching=prefix_caching
+        num_blocks=num_blocks,
+        block_size=4,
+        max_model_len=MAX_LEN,
+        max_num_seqs=6,
+        max_num_batched_tokens=budget,
+        prefix_caching=prefix_caching,
     )
     engine = Engine.from_settings(settings, executor)
     requests = random_requests(rng, 14)
