@@ -74,6 +74,11 @@ class ChatTemplate:
         return self._sources.get("default")
 
     @property
+    def takes_tools(self) -> bool:
+        """Whether a template says anything about tools; without, they would be ignored."""
+        return "tool_use" in self._sources or "tools" in (self.source or "")
+
+    @property
     def content_format(self) -> str:
         return "openai" if self._part_rules.get("default", (False, False))[0] else "string"
 

@@ -88,7 +88,12 @@ class LLM:
         if self.tokenizer is None:
             raise RequestError("chat needs a tokenizer, and skip_tokenizer_init is set.")
         template = ChatTemplate(read_chat_template(chat_template), self.tokenizer) if chat_template else self.chat_template
-        conversations = messages if messages and isinstance(messages[0], list) else [messages]
+        if tools and not template.takes_tools:
+            raise RequestError("tools: this model's chat template has no place for them; leave them out.", param="tools")
+        if not isinstance(messages, (list, tuple)):
+            kind = type(messages).__name__
+            raise RequestError(f"messages must be a list of messages, or a list of such lists; got {kind}.", param="messages")
+        conversations = messages if messages and isinstance(messages[0], (list, tuple)) else [messages]
         prompts = []
         for conversation in conversations:
             text = template.render(
@@ -117,6 +122,8 @@ class LLM:
         params = self._params_per_prompt(sampling_params, len(prompts))
         if priority is not None and len(priority) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts came with {len(priority)} priorities; give one each.", param="priority")
+        if priority is not None and any(priority) and self.config.scheduling_policy != "priority":
+            raise RequestError('priority needs LLM(scheduling_policy="priority").', param="priority")
         requests = [
             self._request(prompt, p, priority[i] if priority is not None else 0)
             for i, (prompt, p) in enumerate(zip(prompts, params, strict=True))

@@ -134,7 +134,7 @@ class Job:
         for prompt in self.prompts:
             self.context.engine.check_prompt(prompt.token_ids, self.params)
         if not self.context.engine.is_healthy():
-            raise EngineDeadError("it stopped; restart the server")
+            raise EngineDeadError("it stopped or does not answer; restart the server")
 
     @property
     def num_choices(self) -> int:

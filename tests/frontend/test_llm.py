@@ -61,6 +61,21 @@ def test_refusals_leave_nothing_behind(llm: LLM, prompts: Any, params: Any, matc
     assert not llm.engine.has_work()
 
 
+def test_what_would_be_ignored_is_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="scheduling_policy"):
+        llm.generate("a", LENGTH, priority=[1], use_tqdm=False)
+    llm.generate("a", LENGTH, priority=[0], use_tqdm=False)
+    talk = [{"role": "user", "content": "a"}]
+    with pytest.raises(RequestError, match="tools"):
+        llm.chat(talk, LENGTH, tools=[{"type": "function", "function": {"name": "f"}}], use_tqdm=False)
+    template = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0]['content'] }}"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert llm.chat(talk, LENGTH, tools=tools, chat_template=template, use_tqdm=False)[0].prompt.endswith("]a")
+    for messages in (None, "hi", [], [[]], [5], [{"role": "user"}], {"role": "user", "content": "a"}):
+        with pytest.raises(RequestError):
+            llm.chat(messages, LENGTH, use_tqdm=False)  # type: ignore[arg-type]
+
+
 def test_a_refusal_in_the_middle_of_a_batch_does_not_break_the_next(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = SamplingParams(max_tokens=0)
     add = llm.engine.add_request
@@ -151,18 +166,7 @@ def test_ends(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     "field",
-    [
-        "stop_token_ids",
-        "allowed_token_ids",
-        "logit_bias",
-        "ignore_eos",
-        "detokenize",
-        "skip_special_tokens",
-        "seed",
-        "n",
-        "stop",
-        "bad_words",
-    ],
+    "stop_token_ids allowed_token_ids logit_bias ignore_eos detokenize skip_special_tokens seed n stop bad_words".split(),
 )
 @pytest.mark.parametrize("value", [5.5, "x\ud800", b"x", object(), [None], [[1]], {"a": 1}, {1: "x"}, {1: True}, {1: float("nan")}, True])
 def test_any_value_is_served_or_refused(llm: LLM, field: str, value: Any) -> None:
