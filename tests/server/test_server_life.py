@@ -170,6 +170,10 @@ def test_access_log(start_server, caplog):
         headers = {"Authorization": "Bearer very-secret-key", "x-request-id": "id-1"}
         httpx.post(running.url + COMPLETIONS + "?key=very-secret-query", json={"prompt": "secret-prompt", "max_tokens": 3}, headers=headers)
         httpx.get(running.url + "/nope%0Aforged line", headers=headers)
+        end = time.monotonic() + 5
+        while (count := len([r for r in caplog.records if r.name == "octavo.access"])) < 2 and time.monotonic() < end:
+            time.sleep(0.005)  # a line is written after its answer was sent
+        assert count == 2
     lines = [r.getMessage() for r in caplog.records if r.name == "octavo.access"]
     assert len(lines) == 2
     assert '"POST /v1/completions" 200' in lines[0] and "id=id-1" in lines[0] and "generated=3" in lines[0]
