@@ -58,9 +58,8 @@ def measure(llm: LLM, count: int, run: int) -> None:
             f"  {name:18s} {len(values):5d} x median {values[len(values) // 2] * 1e3:7.2f} ms, "
             f"p99 {values[int(len(values) * 0.99)] * 1e3:8.2f} ms, sum {sum(values):6.2f} s"
         )
-    print(
-        f"  scheduler and the rest {wall - sum(map(sum, spent.values())):.2f} s; {len(llm.executor.runner.graphs.pool.steps) - captured} captures"
-    )
+    captured = len(llm.executor.runner.graphs.pool.steps) - captured
+    print(f"  scheduler and the rest {wall - sum(map(sum, spent.values())):.2f} s; {captured} captures")
 
 
 if __name__ == "__main__":
