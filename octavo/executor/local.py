@@ -17,7 +17,7 @@ from octavo.attention.selector import select_backend
 from octavo.config import EngineConfig
 from octavo.distributed.group import Group
 from octavo.errors import ConfigError, OutOfMemoryError
-from octavo.executor.memory import available_memory, kv_budget
+from octavo.executor.memory import Room, available_memory, check_fits, explained, gib, kv_budget
 from octavo.executor.model_runner import ModelRunner, PendingStep
 from octavo.executor.profile import step_peak_bytes
 from octavo.log import kv_cache_line
@@ -53,7 +53,10 @@ class LocalExecutor:
         else:
             torch.cuda.set_device(self.device)
 
-        with self._timed("weights"):
+        with self._timed("check"):
+            room = self._room()
+            check_fits(config, model_config, max_model_len=max_model_len, dtype_bytes=self.dtype.itemsize, room=room)
+        with self._timed("weights"), explained("while the weights were loaded", self._describe):
             report("weights", 0.0, "")
             model = load_model(
                 model_config,
@@ -73,36 +76,47 @@ class LocalExecutor:
                 for spec in model.attention_layers
             ]
 
-        self.runner = ModelRunner(
-            model,
-            backend,
-            make_caches(1),
-            block_size=config.block_size,
-            max_rows=config.max_num_seqs,
-            max_model_len=max_model_len,
-            vocab_size=model_config.vocab_size,
-            device=self.device,
-            use_graphs=env.decode_graphs(not on_cpu and not config.enforce_eager),
-        )
-        with self._timed("profile"):
+        with explained("while the batch state was made", self._describe):
+            self.runner = ModelRunner(
+                model,
+                backend,
+                make_caches(1),
+                block_size=config.block_size,
+                max_rows=config.max_num_seqs,
+                max_model_len=max_model_len,
+                vocab_size=model_config.vocab_size,
+                device=self.device,
+                use_graphs=env.decode_graphs(not on_cpu and not config.enforce_eager),
+            )
+        with self._timed("profile"), explained("in a trial of the heaviest steps", self._describe):
             free_bytes = available_memory() if on_cpu else self._free_gpu_bytes(config, max_model_len)
-        with self._timed("kv_cache"):
+        with self._timed("kv_cache"), explained("while the KV cache was made", self._describe):
             budget = kv_budget(
-                config, model_config, max_model_len=max_model_len, dtype_bytes=self.dtype.itemsize, free_bytes=free_bytes, on_cpu=on_cpu
+                config,
+                model_config,
+                max_model_len=max_model_len,
+                dtype_bytes=self.dtype.itemsize,
+                free_bytes=free_bytes,
+                on_cpu=on_cpu,
+                total_bytes=room.total,
             )
             self.num_blocks = budget.num_blocks
             self.runner.kv_caches = make_caches(self.num_blocks)
         # Only --num-gpu-blocks-override can give less than one longest sequence; then no longer one is served.
         self.max_model_len = min(max_model_len, self.num_blocks * config.block_size)
         report("KV cache", None, kv_cache_line(self.num_blocks, config.block_size, self.max_model_len))
-        with self._timed("warm_up"):
+        with self._timed("warm_up"), explained("while the first steps were captured", self._describe):
             report("warm-up", None, "")
             self.runner.warm_up()
         self.steps_ahead = env.steps_ahead(0 if on_cpu else 1)
         self._pending: deque[PendingStep] = deque()
 
     def submit(self, plan: StepPlan) -> None:
-        self._pending.append(self.runner.execute(plan))
+        try:
+            self._pending.append(self.runner.execute(plan))
+        except (RuntimeError, MemoryError):
+            with explained(f"in a step of {plan.num_tokens} tokens", self._describe):
+                raise
 
     def collect(self) -> StepResult:
         return self._pending.popleft().to_result()
@@ -113,6 +127,24 @@ class LocalExecutor:
 
     def shutdown(self) -> None:
         self._pending.clear()
+
+    def _room(self) -> Room:
+        if self.device.type == "cpu":
+            free = available_memory()
+            return Room(free, free, on_cpu=True)
+        free, total = torch.cuda.mem_get_info(self.device)
+        return Room(total, free)
+
+    def _describe(self) -> str:
+        """The memory there is, for messages."""
+        try:
+            room = self._room()
+            if room.on_cpu:
+                return f"{gib(room.free)} of memory is available."
+            mine = torch.cuda.memory_reserved(self.device)
+        except RuntimeError:  # a device that is past answering
+            return ""
+        return f"Of the GPU's {gib(room.total)}, {gib(room.free)} is free and Octavo's tensors take {gib(mine)}."
 
     def _free_gpu_bytes(self, config: EngineConfig, max_model_len: int) -> int:
         """What --gpu-memory-utilization leaves for the KV cache, whoever else uses the card."""
