@@ -89,7 +89,7 @@ LONG = [[1000, 1, 1, 1], [1, 1, 1], [40, 700, 1, 1, 300, 1], [3000, 5, 1, 1]]
 
 
 def backends() -> list[str]:
-    return ["triton"] if INTERPRETED else ["triton", "flash_attention"]
+    return ["triton"] if INTERPRETED else ["triton", "flash_attention", "flash_attention fa3"]
 
 
 def make_backend(name: str) -> Any:
@@ -101,7 +101,7 @@ def make_backend(name: str) -> Any:
 
     if not available():
         pytest.skip("FlashAttention 3 needs the tokenspeed-fa3 wheel and a Hopper GPU")
-    return FlashAttention()
+    return FlashAttention(decode="fa3" if name.endswith("fa3") else "triton")
 
 
 @pytest.mark.parametrize("name", backends())
@@ -142,7 +142,7 @@ def test_two_layers_share_a_plan_and_windows_have_their_own() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA graphs need an NVIDIA GPU")
-@pytest.mark.parametrize("name", ["triton", "flash_attention"])
+@pytest.mark.parametrize("name", ["triton", "flash_attention", "flash_attention fa3"])
 def test_in_a_cuda_graph(name: str) -> None:
     """Captured once with 8 rows; replayed with other lengths, tables, slots and fewer sequences."""
     backend, layer = make_backend(name), make_layer(16, 8, 128, **norms(128))
