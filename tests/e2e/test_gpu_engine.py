@@ -51,7 +51,9 @@ def expected(model: tuple[str, Any]) -> list[list[int]]:
     with torch.inference_mode():
         for prompt in make_prompts():
             ids = torch.tensor([prompt], device="cuda")
-            out = model[1].generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=OUTPUT_TOKENS, do_sample=False, eos_token_id=None)
+            out = model[1].generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=OUTPUT_TOKENS, do_sample=False, eos_token_id=None
+            )
             answers.append(out[0, len(prompt) :].tolist())
     return answers
 
