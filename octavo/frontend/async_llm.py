@@ -33,7 +33,8 @@ from octavo.types import (
 
 logger = logging.getLogger("octavo.frontend")
 
-STALL_S = 60.0  # an engine that is silent for this long is taken for hung
+STALL_S = 60.0  # an idle engine sends a heartbeat every second; one that is silent for this long is taken for hung
+BUSY_STALL_S = 600.0  # no heartbeat leaves during a step, and a step of a large model on a CPU can take minutes
 _ERRORS: dict[str, type[OctavoError]] = {e.__name__: e for e in (ConfigError, ModelError, OutOfMemoryError, RequestError)}
 
 OutputsHook = Callable[[StepOutputs], None]
@@ -109,7 +110,8 @@ class AsyncLLM:
 
     def is_healthy(self) -> bool:
         """Whether the engine lives and answers: its process runs and was heard of lately."""
-        return self._dead is None and self.process.alive and time.monotonic() - self._last_message < STALL_S
+        silent_s = time.monotonic() - self._last_message
+        return self._dead is None and self.process.alive and silent_s < (BUSY_STALL_S if self._streams else STALL_S)
 
     def check_prompt(self, token_ids: list[int], params: SamplingParams) -> None:
         """RequestError for an empty prompt, unknown ids, one that the context can't hold, or an n that can't run."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 KVCache = tuple[torch.Tensor, torch.Tensor]
@@ -19,9 +22,17 @@ def make_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim:
     pair = 4 // dtype.itemsize
     if head_dim % pair or block_size % pair:
         raise ValueError(f"head_dim {head_dim} and block_size {block_size} must be even for {dtype}.")
-    k = torch.zeros(num_blocks, num_kv_heads, head_dim // pair, block_size, pair, dtype=dtype, device=device)
-    v = torch.zeros(num_blocks, num_kv_heads, block_size // pair, head_dim, pair, dtype=dtype, device=device)
-    return k, v
+    return (
+        _zeros((num_blocks, num_kv_heads, head_dim // pair, block_size, pair), dtype, device),
+        _zeros((num_blocks, num_kv_heads, block_size // pair, head_dim, pair), dtype, device),
+    )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that take memory only where they are touched: numpy asks the system for zeroed pages, torch.zeros writes them all."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def block_size_of(cache: KVCache) -> int:
