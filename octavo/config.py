@@ -157,6 +157,7 @@ class ServerOptions:
     chat_template: str | None = flag(None, "Jinja file or text that replaces the model's chat template.")
     metrics_require_api_key: bool = flag(False, "Ask for the API key on /metrics too.")
     disable_log_requests: bool = flag(False, "Do not log a line per request.")
+    disable_log_stats: bool = flag(False, "Do not log a line about the load every ten seconds.")
     log_level: str = flag("info", "How much to log.", choices=("debug", "info", "warning", "error"))
     max_logprobs: int = flag(20, "Most logprobs that a request may ask for.")
     max_n: int = flag(128, "Most sequences (n) that a request may ask for.")

@@ -40,7 +40,6 @@ UNSUPPORTED: dict[str, str] = {
     "--disable-fastapi-docs": "There are no generated pages to disable.",
     "--disable-frontend-multiprocessing": "The engine always has its own process.",
     "--disable-hybrid-kv-cache-manager": "",
-    "--disable-log-stats": "Statistics are only given on /metrics.",
     "--disable-sliding-window": "",
     "--disable-uvicorn-access-log": "Use --disable-log-requests.",
     "--distributed-executor-backend": _PARALLEL,

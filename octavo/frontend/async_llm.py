@@ -33,6 +33,7 @@ from octavo.types import (
 
 logger = logging.getLogger("octavo.frontend")
 
+REPORT_S = 10.0
 STALL_S = 60.0  # an idle engine sends a heartbeat every second; one that is silent for this long is taken for hung
 BUSY_STALL_S = 600.0  # no heartbeat leaves during a step, and a step of a large model on a CPU can take minutes
 _ERRORS: dict[str, type[OctavoError]] = {e.__name__: e for e in (ConfigError, ModelError, OutOfMemoryError, RequestError)}
@@ -88,10 +89,12 @@ class AsyncLLM:
         on_progress: ProgressHook | None = None,
         log_level: str = "info",
         process: EngineProcess | None = None,
+        log_stats: bool = False,
     ) -> AsyncLLM:
         """Start the engine process and wait until it can serve.
 
         ``process``: an engine that was started earlier (the server starts it before its own imports).
+        ``log_stats``: log a line about the load every ten seconds.
         Raises ConfigError, ModelError, OutOfMemoryError as the engine met them; EngineDeadError if it died.
         """
         process = process or EngineProcess(config, find_model(config), log_level)
@@ -102,6 +105,8 @@ class AsyncLLM:
             process.close(timeout_s=0.5)
             raise
         self._tasks = [asyncio.create_task(self._receive_loop()), asyncio.create_task(self._watch_loop())]
+        if log_stats:
+            self._tasks.append(asyncio.create_task(self._report_loop()))
         return self
 
     @property
@@ -310,6 +315,26 @@ class AsyncLLM:
                 if self._dead is None:
                     logger.error("%s Requests in flight are lost; restart the server.", self.process.epitaph)
                     self._die(self.process.epitaph)
+
+    async def _report_loop(self) -> None:
+        """A line every ten seconds in which something ran, so that long answers are seen to move."""
+        last, then = self.stats, time.monotonic()
+        while self._dead is None:
+            await asyncio.sleep(REPORT_S)
+            now, stats = time.monotonic(), self.stats
+            prompts, outputs = stats.prompt_tokens - last.prompt_tokens, stats.generation_tokens - last.generation_tokens
+            if prompts or outputs:
+                seconds = now - then
+                logger.info(
+                    "%d running, %d waiting; %.0f prompt tok/s, %.0f output tok/s; KV cache %.0f%% used, prefix hits %.0f%%",
+                    stats.num_running,
+                    stats.num_waiting,
+                    prompts / seconds,
+                    outputs / seconds,
+                    100 * stats.kv_cache_usage,
+                    100 * stats.prefix_cache_hits / max(stats.prefix_cache_queries, 1),
+                )
+            last, then = stats, now
 
     def _die(self, why: str) -> None:
         if self._dead is None:

@@ -137,6 +137,7 @@ async def _start_async_llm(config: EngineConfig, options: ServerOptions) -> Any:
             on_progress=lambda p: progress(p.stage, p.fraction, p.detail),
             log_level=options.log_level,
             process=process,
+            log_stats=not options.disable_log_stats,
         )
     finally:
         progress.close()
