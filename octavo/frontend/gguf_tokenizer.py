@@ -1,19 +1,17 @@
 """A tokenizer out of a GGUF file's metadata (or a SentencePiece model's pieces), built on the ``tokenizers`` library.
 
-Only the ``tokenizer.*`` keys are read, by a small parser: listing all tensors, as the gguf package's reader does,
-takes seconds. The format is that of ggml's docs/gguf.md; what each ``tokenizer.ggml.pre`` means is fixed by the
+What each ``tokenizer.ggml.pre`` means is fixed by the
 tokenizer.json that the model was published with, and by llama.cpp, which writes these names.
 """
 
 from __future__ import annotations
 
-import mmap
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.errors import ModelError
+from octavo.weights.gguf_file import GgufFile
 
 # Token types of GGUF; SentencePiece's own numbers are the same.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -92,87 +90,10 @@ class BuiltTokenizer:
     chat_templates: dict[str, str] = field(default_factory=dict)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Reading
-
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-
-
 def read_gguf_metadata(path: str, prefixes: tuple[str, ...] = ("tokenizer.", "general.architecture")) -> dict[str, Any]:
-    """Key -> value of the keys that start with one of ``prefixes``; the rest is stepped over. ModelError if broken."""
-    try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data).metadata(prefixes)
-    except (OSError, ValueError, struct.error, UnicodeDecodeError, KeyError, IndexError) as error:
-        raise ModelError(f"Cannot read the GGUF metadata of {path}: {error or type(error).__name__}") from error
-
-
-class _Reader:
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data, self._at, self._order = data, 0, "<"
-
-    def metadata(self, prefixes: tuple[str, ...]) -> dict[str, Any]:
-        if self._data[:4] != b"GGUF":
-            raise ValueError("the file does not begin with GGUF")
-        self._at = 4
-        if self._scalar("I") > 0xFFFF:  # the version of a big-endian file, read the wrong way round
-            self._order = ">"
-            self._at = 4
-            self._scalar("I")
-        self._scalar("Q")  # number of tensors
-        found: dict[str, Any] = {}
-        for _ in range(self._scalar("Q")):
-            key = self._string()
-            value = self._value(self._scalar("I"), key.startswith(prefixes))
-            if value is not None:
-                found[key] = value
-        return found
-
-    def _scalar(self, code: str) -> Any:
-        (value,) = struct.unpack_from(self._order + code, self._data, self._at)
-        self._at += struct.calcsize(self._order + code)
-        return value
-
-    def _string(self) -> str:
-        length = self._scalar("Q")
-        text = self._data[self._at : self._at + length]
-        if len(text) != length:
-            raise ValueError("the file ends within a string")
-        self._at += length
-        return text.decode("utf-8")
-
-    def _value(self, kind: int, wanted: bool) -> Any:
-        if kind == _ARRAY:
-            return self._array(self._scalar("I"), self._scalar("Q"), wanted)
-        value = self._string() if kind == _STRING else self._scalar(_SCALARS[kind])
-        return value if wanted else None
-
-    def _array(self, kind: int, count: int, wanted: bool) -> list[Any] | None:
-        if kind == _STRING:
-            return self._strings(count, wanted)
-        if kind == _ARRAY:
-            return [self._value(_ARRAY, wanted) for _ in range(count)]
-        size = struct.calcsize(self._order + _SCALARS[kind]) * count
-        if self._at + size > len(self._data):
-            raise ValueError("the file ends within an array")
-        values = list(struct.unpack_from(f"{self._order}{count}{_SCALARS[kind]}", self._data, self._at)) if wanted else None
-        self._at += size
-        return values
-
-    def _strings(self, count: int, wanted: bool) -> list[str] | None:
-        """A vocabulary has 10^5 strings: the loop is written out, since ``_string`` would take three times as long."""
-        data, at, unpack = self._data, self._at, struct.Struct(self._order + "Q").unpack_from
-        out: list[str] = []
-        for _ in range(count):
-            end = at + 8 + unpack(data, at)[0]
-            if wanted:
-                out.append(data[at + 8 : end].decode("utf-8"))
-            at = end
-        if at > len(data):
-            raise ValueError("the file ends within an array of strings")
-        self._at = at
-        return out if wanted else None
+    """Key -> value of the keys that start with one of ``prefixes``. ModelError if the file is broken."""
+    file = GgufFile(path)
+    return {key: file[key] for key in file if key.startswith(prefixes)}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

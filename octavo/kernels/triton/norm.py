@@ -6,20 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo.kernels.rms_norm import rms_norm_reference
 from octavo.kernels.triton.launch import pdl_options, release, wait
 
 MAX_WIDTH = 65536  # one program holds a row
-
-
-def rms_norm_reference(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See ``rms_norm``."""
-    if residual is not None:
-        x = x + residual
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (normed.to(x.dtype) * weight).to(x.dtype), x
 
 
 @triton.jit
