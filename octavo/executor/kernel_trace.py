@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from octavo.config import EngineConfig
+from octavo.executor.kernel_keys import settle_cache_keys
 from octavo.executor.warmup import Gpu
 from octavo.models.config import ModelConfig, RopeConfig
 
@@ -104,6 +105,7 @@ def trace(request: dict[str, Any], gpu: Gpu) -> list[Launch]:
     from triton.runtime.jit import JITFunction
 
     triton.runtime.driver.set_active(Driver(gpu))
+    settle_cache_keys()
     _pretend(gpu)
     recorder = Recorder(JITFunction.run)
     JITFunction.run = lambda kernel, *args, **options: recorder(kernel, *args, **options)

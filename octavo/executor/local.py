@@ -17,6 +17,7 @@ from octavo.attention.selector import select_backend
 from octavo.config import EngineConfig
 from octavo.distributed.group import Group
 from octavo.errors import ConfigError, OutOfMemoryError
+from octavo.executor.kernel_keys import settle_cache_keys
 from octavo.executor.memory import Room, available_memory, check_fits, explained, gib, kv_budget
 from octavo.executor.model_runner import ModelRunner, PendingStep
 from octavo.executor.profile import step_peak_bytes
@@ -63,8 +64,9 @@ class LocalExecutor:
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
         else:
             torch.cuda.set_device(self.device)
+            settle_cache_keys()
 
-        with self._timed("check"):
+        with self._timed("device"):
             room = self._room()
             check_fits(config, model_config, max_model_len=max_model_len, dtype_bytes=self.dtype.itemsize, room=room)
         with self._timed("weights"), explained("while the weights were loaded", self._describe):

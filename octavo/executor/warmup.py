@@ -98,9 +98,7 @@ class KernelWarmup:
 
 
 def _spawn(request: dict[str, Any]) -> subprocess.Popen[bytes]:
-    import octavo
-
-    root = os.path.dirname(os.path.dirname(os.path.abspath(octavo.__file__)))
+    root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     code = f"import sys; p = [*filter(None, sys.path)]; {root!r} in p or p.insert(0, {root!r}); sys.path = p; "
     process = subprocess.Popen(

@@ -46,12 +46,14 @@ from octavo.executor.warmup import Gpu
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
+from octavo.executor.kernel_keys import settle_cache_keys
 gpu = Gpu((9, 0), 132)
 triton.runtime.driver.set_active(Driver(gpu))
 torch.Tensor.is_cuda = property(lambda self: True)
 from octavo.kernels.triton import activation, embedding, launch, linear, norm, rows, sample
 from octavo.kernels.write_kv import write_kv
 launch._supported = lambda index: True
+settle_cache_keys()
 hits, run = [], JITFunction.run
 knobs.compilation.listener = lambda **found: hits.append((found["src"].name, found["cache_hit"]))
 JITFunction.run = lambda kernel, *a, grid, warmup, **o: run(kernel, *a, grid=(1,), warmup=True, **o)  # real tensors, no launch
@@ -108,6 +110,20 @@ def test_launches_with_real_tensors_find_what_was_compiled(warmed: tuple[Path, l
     hits = json.loads(run(REAL_LAUNCHES, warmed[0]).splitlines()[-1])
     assert len(hits) > 20 and not [name for name, hit in hits if not hit]
     assert sorted(path.name for path in warmed[0].iterdir()) == before
+
+
+KEYS = """
+from octavo.executor.kernel_keys import settle_cache_keys
+FIRST
+settle_cache_keys()
+from octavo.kernels.triton import draw, sample
+print([f.cache_key for f in (sample._choose_kernel, sample._scan_kernel, draw.search)])
+"""
+
+
+def test_keys_do_not_depend_on_what_was_imported_first(tmp_path: Path) -> None:
+    first = ("", "import octavo.kernels.triton.sample", "import octavo.kernels.extend_attention, octavo.kernels.triton.gemv")
+    assert len({run(KEYS.replace("FIRST", line), tmp_path) for line in first}) == 1
 
 
 POOL = """
