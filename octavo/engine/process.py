@@ -151,23 +151,29 @@ def main() -> None:
 
 def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
     begun = time.perf_counter()
-    from octavo.executor.local import LocalExecutor  # imports torch
+    from octavo.executor.warmup import KernelWarmup
     from octavo.models.config import read_model_config
     from octavo.models.context import resolve_max_model_len
 
-    timings = {"imports": round(time.perf_counter() - begun, 3)}
     config = EngineConfig(**start["config"])
     model_config = read_model_config(start["model_path"], config.load_format)
     max_model_len = resolve_max_model_len(config.max_model_len, model_config)
+    timings = {"config": round(time.perf_counter() - begun, 3)}
+    kernels = KernelWarmup.start(config, model_config, max_model_len)  # other cores compile while this one imports and loads
+    from octavo.executor.local import LocalExecutor  # imports torch
+
+    timings["imports"] = round(time.perf_counter() - begun - timings["config"], 3)
     executor = LocalExecutor(
         config,
         model_config,
         max_model_len=max_model_len,
         progress=lambda stage, fraction, detail: send(EngineProgress(stage=stage, fraction=fraction, detail=detail)),
+        kernels=kernels,
     )
     engine = Engine(config, executor, max_model_len=executor.max_model_len)
     timings.update(executor.timings)
     timings["total"] = round(time.perf_counter() - begun, 3)
+    logger.debug("%s", startup_tree(timings))
     ready = EngineReady(
         num_blocks=executor.num_blocks,
         block_size=config.block_size,
@@ -177,6 +183,18 @@ def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
         timings=timings,
     )
     return engine, executor, ready
+
+
+def startup_tree(timings: dict[str, float]) -> str:
+    """The parts of start-up as lines of text, with what no part accounts for; ``timings`` in seconds, "total" among them."""
+    total = timings["total"]
+    parts = [(name, seconds) for name, seconds in timings.items() if name != "total"]
+    parts.append(("rest", max(0.0, total - sum(seconds for _, seconds in parts))))
+    lines = [f"start-up {total:17.2f} s"]
+    for i, (name, seconds) in enumerate(parts):
+        branch = "└─" if i == len(parts) - 1 else "├─"
+        lines.append(f"  {branch} {name.replace('_', ' '):12} {seconds:8.2f} s {seconds / max(total, 1e-9):5.0%}")
+    return "\n".join(lines)
 
 
 def _exit_with_parent(folder: str) -> None:

@@ -131,7 +131,8 @@ def footprint(
     step = max(activation_bytes(model, tokens, dtype_bytes, ranks), moment) + kept
     graphs = 0
     if not on_cpu and not config.enforce_eager:
-        graphs = activation_bytes(model, GRAPH_PROMPT_TOKENS + rows, dtype_bytes, ranks) + rows * model.vocab_size * (dtype_bytes + 4)
+        logits = rows * model.vocab_size * (dtype_bytes + 8)  # as the head makes them, in float32, and where graphs leave them
+        graphs = activation_bytes(model, GRAPH_PROMPT_TOKENS + rows, dtype_bytes, ranks) + logits
     block = kv_block_bytes(model, config.block_size, dtype_bytes, max(1, model.num_kv_heads // ranks))
     return Footprint(
         weights=weight_bytes(

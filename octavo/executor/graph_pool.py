@@ -32,6 +32,7 @@ class GraphPool:
         self.rows = rows
         self.on_gpu = rows.device.type == "cuda"
         self.steps: dict[Hashable, CapturedStep] = {}
+        self._reserved: torch.cuda.CUDAGraph | None = None
         if self.on_gpu:
             self.pool = torch.cuda.graph_pool_handle()
             self.stream = torch.cuda.Stream(rows.device)
@@ -45,6 +46,25 @@ class GraphPool:
             step = self.steps[key] = self._capture(key, body)
         step.graph.replay()
         return step.output
+
+    def reserve(self, num_bytes: int) -> None:
+        """Give the pool its memory now, in one piece. Graphs captured later, in any order of sizes, are cut out of it.
+
+        Left to itself the pool grows with every graph that is larger than those before, beside a KV cache that leaves no room.
+        """
+        if not self.on_gpu or self._reserved is not None:
+            return
+        graph = torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                torch.empty(num_bytes, dtype=torch.uint8, device=self.rows.device)[:1].zero_()
+            finally:
+                graph.capture_end()
+        current.wait_stream(self.stream)
+        self._reserved = graph  # as long as it lives, the pool keeps the memory
 
     def _capture(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep:
         """Run the body once (compiles kernels, sizes workspaces), undo what that did to the rows, then record it."""

@@ -17,9 +17,11 @@ from octavo.attention.selector import select_backend
 from octavo.config import EngineConfig
 from octavo.distributed.group import Group
 from octavo.errors import ConfigError, OutOfMemoryError
+from octavo.executor.kernel_keys import settle_cache_keys
 from octavo.executor.memory import Room, available_memory, check_fits, explained, gib, kv_budget
 from octavo.executor.model_runner import ModelRunner, PendingStep
 from octavo.executor.profile import step_peak_bytes
+from octavo.executor.warmup import KernelWarmup
 from octavo.log import kv_cache_line
 from octavo.models.config import ModelConfig
 from octavo.models.loader import load_model
@@ -39,7 +41,16 @@ class LocalExecutor:
 
     num_cpu_blocks = 0
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, *, max_model_len: int, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        *,
+        max_model_len: int,
+        progress: Progress | None = None,
+        kernels: KernelWarmup | None = None,
+    ) -> None:
+        """``kernels``: a warm-up that was started before this module was imported; None starts one."""
         report = progress or (lambda stage, fraction, detail: None)
         self.timings: dict[str, float] = {}
         self.device = resolve_device(config)
@@ -48,12 +59,14 @@ class LocalExecutor:
             raise ConfigError("--tensor-parallel-size above 1 is not supported yet; leave it out.")
         on_cpu = self.device.type == "cpu"
         _warn_of_idle_flags(config, on_cpu)
+        self.kernels = kernels or KernelWarmup.start(config, model_config, max_model_len)
         if on_cpu:
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
         else:
             torch.cuda.set_device(self.device)
+            settle_cache_keys()
 
-        with self._timed("check"):
+        with self._timed("device"):
             room = self._room()
             check_fits(config, model_config, max_model_len=max_model_len, dtype_bytes=self.dtype.itemsize, room=room)
         with self._timed("weights"), explained("while the weights were loaded", self._describe):
@@ -88,6 +101,9 @@ class LocalExecutor:
                 device=self.device,
                 use_graphs=env.decode_graphs(not on_cpu and not config.enforce_eager),
             )
+        with self._timed("kernels"):
+            if not on_cpu:
+                self.kernels.wait_first()
         with self._timed("profile"), explained("in a trial of the heaviest steps", self._describe):
             free_bytes = available_memory() if on_cpu else self._free_gpu_bytes(config, max_model_len)
         with self._timed("kv_cache"), explained("while the KV cache was made", self._describe):
@@ -127,6 +143,7 @@ class LocalExecutor:
 
     def shutdown(self) -> None:
         self._pending.clear()
+        self.kernels.stop()
 
     def _room(self) -> Room:
         if self.device.type == "cpu":

@@ -55,9 +55,25 @@ class StepGraphs:
         self.row_index = torch.full((max_rows,), self.spare_row, dtype=torch.int64, device=device)
         self.places = torch.arange(max(max_rows, PROMPT_TOKENS[-1]) + 1, dtype=torch.int64, device=device)
         self.prompt_inputs = torch.zeros(3 * PROMPT_TOKENS[-1] + 6 * MAX_PROMPTS + 1, dtype=torch.int64, device=device)
+        # Shared by the graphs that end with logits; each would keep some of its own, more than a GiB together.
+        self.logits = torch.empty(max_rows, runner.vocab_size, device=device) if self.pool.on_gpu else None
         self._rows: list[int] = []
         # The spare row draws too, so it needs parameters that can be drawn with.
         runner.sampler.state.init_row(RowInit(self.spare_row, TokenParams(temperature=0.0), 0, [0], [], []))
+
+    def run_largest(self, prompts: list[Advance]) -> None:
+        """Run the bodies that need most memory as they are, without capturing them: to see how much.
+
+        ``prompts``: at most MAX_PROMPTS, of PROMPT_TOKENS[-1] tokens at most together, on rows that have blocks; the decodes are
+        padding.
+        """
+        size = round_up(sum(p.count for p in prompts), PROMPT_TOKENS)
+        self._set_rows([])
+        packed = self._pack(prompts, size, MAX_PROMPTS)
+        self.prompt_inputs[: len(packed)].copy_(upload(torch.from_numpy(packed), torch.int64, self.runner.device), non_blocking=True)
+        self._mixed_body(self.mixed_sizes[-1], size, MAX_PROMPTS, TRUNCATED)
+        self._decode_body(self.sizes[-1], TRUNCATED)
+        self._decode_body(self.sizes[-1], LOGITS)
 
     # -- decode steps -----------------------------------------------------------------------------------------------------
 
@@ -88,7 +104,7 @@ class StepGraphs:
         if mode == LOGITS:
             logits = runner.model.compute_logits(hidden)
             runner.rows.advance(row_index, None)
-            return logits
+            return logits if self.logits is None else self.logits[:bucket].copy_(logits)
         logits = runner.model.compute_logits(hidden, raw=mode != TRUNCATED)  # truncation's search works in float32
         tokens = runner.sampler.sample_rows(logits, row_index, inputs.positions + 1, mode)
         runner.rows.advance(row_index, tokens)

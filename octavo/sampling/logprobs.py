@@ -15,6 +15,7 @@ from octavo.types import TokenLogprobs
 LEAST_LOGPROB = -9999.0  # stands for -inf and NaN, which JSON can't carry
 _RANK_CANDIDATES = 64  # nearly all sampled tokens are among so many best
 _CHUNK_ELEMENTS = 2**22  # logits that prompt_logprobs works on at a time (16 MiB of float32, a few times over)
+FEW_ELEMENTS = 2**24  # the same for sampled tokens' few alternatives, which need no sort
 
 
 @dataclass(slots=True)
@@ -70,6 +71,11 @@ def _ranks_from_best(logits: torch.Tensor, tokens: torch.Tensor, best: torch.Ten
     return ranks
 
 
+def rows_at_once(count: int, vocab_size: int) -> int:
+    """How many rows with ``count`` alternatives ``gather_logprobs`` should get at a time, so that its memory stays bounded."""
+    return max(1, (_CHUNK_ELEMENTS if count == vocab_size else FEW_ELEMENTS) // vocab_size)
+
+
 def resolve_count(logprobs: int, vocab_size: int) -> int:
     """``SamplingParams.logprobs`` → how many alternatives: -1 is the whole vocabulary."""
     return vocab_size if logprobs < 0 else min(logprobs, vocab_size)
@@ -86,7 +92,7 @@ def prompt_logprobs(logits: torch.Tensor, next_token_ids: Sequence[int], k: int)
         raise ValueError(f"prompt_logprobs: {logits.shape[0]} rows of logits for {len(next_token_ids)} tokens; they must pair up.")
     vocab = logits.shape[1]
     count = resolve_count(k, vocab)
-    chunk = max(1, _CHUNK_ELEMENTS // vocab)
+    chunk = rows_at_once(vocab, vocab)
     result: list[TokenLogprobs] = []
     for start in range(0, len(next_token_ids), chunk):
         part = logits[start : start + chunk].float().contiguous()

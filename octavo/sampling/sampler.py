@@ -10,7 +10,7 @@ import torch
 from octavo.kernels.sample import argmax_rows, sample_rows
 from octavo.sampling.batch import SamplingState, Selection
 from octavo.sampling.feature import StepInputs, upload
-from octavo.sampling.logprobs import LogprobsTensors, gather_logprobs
+from octavo.sampling.logprobs import LogprobsTensors, gather_logprobs, rows_at_once
 from octavo.sampling.random import uniforms
 from octavo.sampling.truncation import draw_from_weights, full_weights, kept_weights, repair
 from octavo.types import TokenLogprobs
@@ -77,7 +77,7 @@ class Sampler:
         tokens = self._draw(logits, selection, step)
         for feature, chosen in selection.features:
             feature.update(tokens, chosen, step)
-        return SampleOutput(tokens, [self._logprobs(part, logits, tokens) for part in raw])
+        return SampleOutput(tokens, [group for part in raw for group in self._logprobs(part, logits, tokens)])
 
     def graph_mode(self, rows: Sequence[int]) -> str | None:
         """How ``sample_rows`` may draw for these rows: greedy, random or truncated. None: a row needs more than drawing."""
@@ -160,8 +160,15 @@ class Sampler:
 
     def _logprobs(
         self, part: tuple[list[int], list[int], torch.Tensor | None], logits: torch.Tensor, tokens: torch.Tensor
-    ) -> LogprobsGroup:
+    ) -> list[LogprobsGroup]:
+        """Some rows at a time. Whole vocabularies leave for the host at once: many rows of them would fill the device."""
         indices, counts, raw = part
-        index = upload(indices, torch.int64, logits.device)
-        raw = logits[index] if raw is None else raw
-        return LogprobsGroup(indices, counts, gather_logprobs(raw, tokens[index], max(counts)))
+        index, most = upload(indices, torch.int64, logits.device), max(counts)
+        size, groups = rows_at_once(most, self.state.vocab_size), []
+        for start in range(0, len(indices), size):
+            some = slice(start, start + size)
+            values = logits[index[some]] if raw is None else raw[some]
+            tensors = gather_logprobs(values, tokens[index[some]], most)
+            whole = logits.is_cuda and most == self.state.vocab_size
+            groups.append(LogprobsGroup(indices[some], counts[some], tensors.start_copy() if whole else tensors))
+        return groups
