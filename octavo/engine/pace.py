@@ -1,18 +1,19 @@
 """How much of prompts a step takes on: the token budget, and beside decodes as much as the streams can wait for.
 
-Every running stream waits for the whole step, so prompt tokens beside decodes are rationed by predicted time:
+Every running stream waits for the whole step, so prompt tokens beside decodes are rationed by predicted time. With
+``--itl-slo-ms`` X a step is predicted to take at most ``SLO_SHARE`` of X. Without one the limit follows the line of prompts:
 
-- With ``--itl-slo-ms`` X the step is predicted to take at most ``SLO_SHARE`` of X.
-- Without one it may take ``DECODES_SHARE`` times what its decodes alone would take, or ``least_step_s`` if that is longer.
-  Three times: prompts then get two thirds of the device at least, so a queue drains at a fair rate however slow decodes are.
-  The least: a gap that no reader notices, and below which chunks become too small to fill the device.
-- When more prompts are in line (with a row free for each) than ``DRAIN_STEPS`` such steps could run, the step grows until
-  they can, up to ``CROWDED`` times as long: each step spends some time on its decodes again, and in a crowd that would be
-  paid by all who wait. The first in line doesn't count, so one long prompt alone slows nobody. An SLO stays a bound.
-- ``minimal`` tokens are always taken on: prompts progress whatever was predicted.
+    calm      ``CALM_SHARE`` times what the decodes alone would take, or ``calm_s`` if that is longer. Up to there prompts cost
+              the streams little, and on a device that waits for its weights part of their time is hidden behind the decodes.
+    a line    so long that the line is done in ``LINE_STEPS`` steps, up to ``patience``: ``PATIENCE_SHARE`` times the decodes
+              alone (prompts then get three quarters of the device, however slow decodes are) or ``patience_s``, a gap that no
+              reader notices.
+    a crowd   so long that the prompts *behind* the first in line are done in ``CROWD_STEPS`` steps, up to ``CROWD_SHARE``
+              times ``patience``: each step pays for its decodes again, and in a crowd all who wait would pay for small steps.
+              One long prompt alone is no crowd, and slows nobody further.
 
-With nothing to decode, nobody waits for the step, and the whole token budget is spent. The scheduler has no clock; ranks or
-replays that see the same times plan the same steps.
+``minimal`` tokens are always taken on: prompts progress whatever was predicted. With nothing to decode nobody waits for the
+step, and the whole token budget is spent. There is no clock in here: the same times measured give the same plans.
 """
 
 from __future__ import annotations
@@ -23,29 +24,32 @@ from math import inf
 from octavo.engine.cost_model import CostModel, StepWork
 
 SLO_SHARE = 0.9  # predictions err by some percent, and the token has a way to go to its reader
-DECODES_SHARE = 3.0
-DRAIN_STEPS = 32
-CROWDED = 4.0
-NEVER_MORE = 1 << 30
+CALM_SHARE = 2.0
+LINE_STEPS = 4
+PATIENCE_SHARE = 4.0
+CROWD_STEPS = 16
+CROWD_SHARE = 4.0
+NO_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaceRule:
-    """A device's numbers. ``itl_slo_s``: the longest wanted step in seconds; None leaves it to the rule above."""
+    """A device's numbers; seconds and tokens. ``itl_slo_s``: the longest step wanted; None leaves it to the rule above."""
 
-    least_step_s: float
-    minimal: int  # prompt tokens; also the least that is worth starting another prompt for
-    untried: int  # prompt tokens beside decodes before any step with prompts was measured; then at most twice the most measured
+    calm_s: float
+    patience_s: float
+    minimal: int  # prompt tokens; also the least that is worth starting one more prompt for
+    untried: int  # prompt tokens beside decodes before a step with prompts was measured; after that twice the most measured
     most_tokens: int  # prompt tokens beside decodes, but for a crowd
     most_prompts: int  # prompts beside decodes, but for a crowd
     itl_slo_s: float | None = None
 
 
 # CUDA graphs hold steps of up to 2,048 prompt tokens in 8 prompts (executor/step_graphs.py); others are launched kernel by
-# kernel, which costs the host some milliseconds. On a CPU a prompt's tokens take about a millisecond each.
+# kernel, which costs the host some milliseconds. On a CPU a token of a small model's prompt takes about a millisecond.
 RULES = {
-    "cuda": PaceRule(least_step_s=0.025, minimal=64, untried=512, most_tokens=2048, most_prompts=8),
-    "cpu": PaceRule(least_step_s=0.150, minimal=16, untried=64, most_tokens=NEVER_MORE, most_prompts=NEVER_MORE),
+    "cuda": PaceRule(calm_s=0.010, patience_s=0.025, minimal=64, untried=512, most_tokens=2048, most_prompts=8),
+    "cpu": PaceRule(calm_s=0.050, patience_s=0.150, minimal=16, untried=64, most_tokens=NO_LIMIT, most_prompts=NO_LIMIT),
 }
 
 
@@ -54,12 +58,21 @@ def rule_for(device_type: str, itl_slo_ms: float | None) -> PaceRule:
     return replace(RULES[device_type], itl_slo_s=None if itl_slo_ms is None else itl_slo_ms / 1e3)
 
 
+@dataclass(slots=True)
+class Line:
+    """The prompts that could run now, those begun before those that wait, as far as there are rows for them."""
+
+    start: int  # computed tokens of the first
+    first: int  # tokens of the first that are still to run
+    behind: int  # tokens of the others that are still to run
+
+
 class Room:
     """What one step can still take on of prompts."""
 
     __slots__ = ("costs", "empty", "minimal", "prompts", "seconds", "tokens")
 
-    def __init__(self, costs: CostModel, tokens: int, prompts: int = NEVER_MORE, seconds: float = inf, minimal: int = 1) -> None:
+    def __init__(self, costs: CostModel, tokens: int, prompts: int = NO_LIMIT, seconds: float = inf, minimal: int = 1) -> None:
         self.costs = costs
         self.tokens = tokens
         self.prompts = prompts
@@ -103,36 +116,44 @@ class Pace:
         if self.rule is not None and seconds > 0.0:
             self.costs.observe(work, seconds)
 
-    def room(self, work: StepWork, start: int, behind: int) -> Room:
-        """The room of a step whose decodes are planned, and are all that ``work`` has yet.
+    def whole_room(self, work: StepWork) -> Room:
+        """The room of a step that nobody waits for, or without a rule: what its decodes leave of the token budget."""
+        return Room(self.costs, self.token_budget - work.decodes)
 
-        ``start``: computed tokens of the first prompt in line; ``behind``: prompt tokens that could be run at once, of those
-        behind it.
-        """
+    def room(self, work: StepWork, line: Line) -> Room:
+        """The room of a step beside its decodes. They are planned, and are all that ``work`` has yet."""
         rule, costs = self.rule, self.costs
-        left = self.token_budget - work.decodes
-        if rule is None or not work.decodes:
-            return Room(costs, left)
+        if rule is None:
+            return self.whole_room(work)
         decodes_s = costs.beside_prompts(work)
-        crowd_s = decodes_s + behind * costs.prompt.coefficients[0] / DRAIN_STEPS
-        limit = rule.itl_slo_s * SLO_SHARE if rule.itl_slo_s else max(DECODES_SHARE * costs.predict(work), rule.least_step_s)
-        crowded = crowd_s > limit
-        if crowded and rule.itl_slo_s is None:
-            limit = min(crowd_s, CROWDED * limit)
-        seconds = limit - decodes_s
-        most = min(left, costs.tokens_within(seconds, start), max(rule.untried, 2 * costs.most_tokens))
+        limit, crowded = self._limit(rule, work, decodes_s, line)
+        left = self.token_budget - work.decodes
+        most = min(left, costs.tokens_within(limit - decodes_s, line.start), max(rule.untried, 2 * costs.most_tokens))
         if not crowded:
             most = min(most, rule.most_tokens)
         tokens = max(even(int(most)), min(rule.minimal, left))
-        return Room(costs, tokens, NEVER_MORE if crowded else rule.most_prompts, seconds, rule.minimal)
+        return Room(costs, tokens, NO_LIMIT if crowded else rule.most_prompts, limit - decodes_s, rule.minimal)
+
+    def _limit(self, rule: PaceRule, work: StepWork, decodes_s: float, line: Line) -> tuple[float, bool]:
+        """The longest step, in seconds, and whether a crowd is waiting. ``decodes_s``: the decodes' share of it."""
+        alone_s = self.costs.predict(work)
+        behind_s = self.costs.chunk_seconds(0, line.behind)
+        crowd = decodes_s + behind_s / CROWD_STEPS
+        if rule.itl_slo_s is not None:
+            limit = rule.itl_slo_s * SLO_SHARE
+            return limit, crowd > limit
+        patience = max(PATIENCE_SHARE * alone_s, rule.patience_s)
+        calm = max(CALM_SHARE * alone_s, rule.calm_s)
+        lined = decodes_s + (self.costs.chunk_seconds(line.start, line.first) + behind_s) / LINE_STEPS
+        return max(calm, min(lined, patience), min(crowd, CROWD_SHARE * patience)), crowd > patience
 
 
 def even(tokens: int) -> int:
-    """The largest of 1, 2, 4 … 64, 128, 192, 256, 384, 512, 768 … that is at most ``tokens``; 0 for less than 1.
+    """The largest of 1, 2, 4 … 1,024, 2,048, 2,560, 3,072 … that is at most ``tokens``; 0 for less than 1.
 
     Steps of few sizes: a device keeps a graph or a kernel for each size of step, pads to the next, and is slow at a new one.
+    Above 2,048 a step is long enough that none of this shows.
     """
-    if tokens < 1:
-        return 0
-    power = 1 << (tokens.bit_length() - 1)
-    return power + power // 2 if power >= 128 and tokens >= power + power // 2 else power
+    if tokens >= 2048:
+        return tokens // 512 * 512
+    return 1 << (tokens.bit_length() - 1) if tokens > 0 else 0

@@ -17,7 +17,7 @@ from itertools import islice
 
 from octavo.engine.cost_model import StepWork, pairs_of
 from octavo.engine.kv_manager import KVManager
-from octavo.engine.pace import Pace, Room
+from octavo.engine.pace import Line, Pace, Room
 from octavo.engine.policy import POLICIES, OrderedSequences, Preemption, RecomputePreemption
 from octavo.engine.request import Request, Sequence, Status, derive_seed
 from octavo.engine.settings import SchedulerSettings
@@ -192,20 +192,24 @@ class Scheduler:
 
     def _plan_prompts(self, prefills: list[Sequence], plan: StepPlan, record: StepRecord) -> None:
         """Advance prompts, those already running first, by what there is room for beside the decodes."""
-        waiting = self.waiting.items
-        line = prefills or waiting
-        start, behind = line[0].num_computed, 0
-        if record.work.decodes and self.settings.pace is not None:
-            behind = sum([seq.num_prefill - seq.num_computed for seq in prefills])
-            behind += sum([len(seq.tokens) for seq in islice(waiting, len(self.free_rows))])
-            behind -= line[0].num_prefill - start if prefills else len(line[0].tokens)
-        room = self.pace.room(record.work, start, max(0, behind))
+        work = record.work
+        if work.decodes and self.settings.pace is not None:
+            room = self.pace.room(work, self._line(prefills))
+        else:
+            room = self.pace.whole_room(work)
         for seq in prefills:
             count = room.fit(seq.num_computed, seq.num_prefill - seq.num_computed)
             if count == 0:
                 return
             self._plan_chunk(seq, count, room, plan, record)
         self._admit(room, plan, record)
+
+    def _line(self, prefills: list[Sequence]) -> Line:
+        """What could be run of prompts now. Cached beginnings of waiting ones aren't known yet, and count."""
+        waiting = islice(self.waiting.items, len(self.free_rows))
+        left = [seq.num_prefill - seq.num_computed for seq in prefills] + [len(seq.tokens) for seq in waiting]
+        first = left[0] if left else 0
+        return Line(prefills[0].num_computed if prefills else 0, first, sum(left) - first)
 
     def _grow(self, seq: Sequence, plan: StepPlan) -> bool:
         """Make the next position writable, at the cost of those behind; False if ``seq`` itself had to give way."""
