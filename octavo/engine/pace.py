@@ -131,7 +131,7 @@ class Pace:
         most = min(left, costs.tokens_within(limit - decodes_s, line.start), max(rule.untried, 2 * costs.most_tokens))
         if not crowded:
             most = min(most, rule.most_tokens)
-        tokens = max(even(int(most)), min(rule.minimal, left))
+        tokens = max(even(int(most), crowded), min(rule.minimal, left))
         return Room(costs, tokens, NO_LIMIT if crowded else rule.most_prompts, limit - decodes_s, rule.minimal)
 
     def _limit(self, rule: PaceRule, work: StepWork, decodes_s: float, line: Line) -> tuple[float, bool]:
@@ -148,12 +148,16 @@ class Pace:
         return max(calm, min(lined, patience), min(crowd, CROWD_SHARE * patience)), crowd > patience
 
 
-def even(tokens: int) -> int:
+def even(tokens: int, fine: bool = False) -> int:
     """The largest of 1, 2, 4 … 1,024, 2,048, 2,560, 3,072 … that is at most ``tokens``; 0 for less than 1.
 
+    ``fine`` has 192, 384, 768 and 1,536 too: a crowd is there long enough to make use of them, and needs all of a step's room.
     Steps of few sizes: a device keeps a graph or a kernel for each size of step, pads to the next, and is slow at a new one.
     Above 2,048 a step is long enough that none of this shows.
     """
     if tokens >= 2048:
         return tokens // 512 * 512
-    return 1 << (tokens.bit_length() - 1) if tokens > 0 else 0
+    if tokens < 1:
+        return 0
+    power = 1 << (tokens.bit_length() - 1)
+    return power * 3 // 2 if fine and power >= 128 and tokens >= power * 3 // 2 else power

@@ -205,9 +205,10 @@ class Scheduler:
         self._admit(room, plan, record)
 
     def _line(self, prefills: list[Sequence]) -> Line:
-        """What could be run of prompts now. Cached beginnings of waiting ones aren't known yet, and count."""
-        waiting = islice(self.waiting.items, len(self.free_rows))
-        left = [seq.num_prefill - seq.num_computed for seq in prefills] + [len(seq.tokens) for seq in waiting]
+        """What could be run of prompts now. How much of a waiting one is cached is not known yet: as much as so far, on average."""
+        kv, waiting = self.kv, islice(self.waiting.items, len(self.free_rows))
+        uncached = 1 - kv.hits / kv.queries if kv.queries else 1.0
+        left = [seq.num_prefill - seq.num_computed for seq in prefills] + [int(uncached * len(seq.tokens)) for seq in waiting]
         first = left[0] if left else 0
         return Line(prefills[0].num_computed if prefills else 0, first, sum(left) - first)
 

@@ -125,6 +125,7 @@ def test_no_crumbs() -> None:
 @pytest.mark.parametrize(("tokens", "size"), [(-3, 0), (0, 0), (1, 1), (3, 2), (191, 128), (2047, 1024), (2048, 2048), (3000, 2560)])
 def test_even(tokens: int, size: int) -> None:
     assert even(tokens) == size
+    assert size <= even(tokens, fine=True) <= max(0, tokens)
 
 
 # -- flags --------------------------------------------------------------------------------------------------------------
