@@ -2,7 +2,8 @@
 
 One field = one flag = one keyword argument (``max_model_len`` ↔ ``--max-model-len``). Metadata: ``help`` is the flag's
 help text; ``choices``; ``short``; ``aliases`` (other spellings); ``repeat`` (a tuple field whose flag may be given several
-times, and with ``nargs="+"`` takes several values at once); ``metavar``; ``parse="bytes"`` (a size with suffix).
+times, and with ``nargs="+"`` takes several values at once); ``metavar``; ``parse="bytes"`` (a size with suffix); ``auto``
+(the word auto may be written for None).
 Imports nothing heavy: ``octavo --help`` reads these.
 """
 
@@ -68,7 +69,15 @@ class SchedulerOptions:
     """Scheduling"""
 
     max_num_seqs: int = flag(256, "Most sequences that run at the same time.")
-    max_num_batched_tokens: int | None = flag(None, "Token budget: most tokens that one step may advance.", metavar="TOKENS")
+    max_num_batched_tokens: int | None = flag(
+        None,
+        "Token budget: most tokens that one step may advance; auto (the default) also rations prompts beside decodes by predicted time.",
+        metavar="TOKENS|auto",
+        auto=True,
+    )
+    itl_slo_ms: float | None = flag(
+        None, "Longest wanted gap between two tokens of a stream: prompts are split so that steps take no longer.", metavar="MS"
+    )
     enable_chunked_prefill: bool = flag(True, "Split long prompts over several steps.")
     scheduling_policy: str = flag("fcfs", "Who goes first.", choices=("fcfs", "priority"))
 
@@ -92,6 +101,9 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
     """Everything that the engine process needs. Raises ConfigError for a value out of range."""
 
     def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            if f.metadata.get("auto") and getattr(self, f.name) == "auto":
+                object.__setattr__(self, f.name, None)
         check_types(self)
         check_choices(self)
         if self.trust_remote_code:
@@ -108,6 +120,11 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{flag_name(name)} must be at least 1, got {value}.")
+        if self.itl_slo_ms is not None:
+            if not 0 < self.itl_slo_ms < float("inf"):
+                raise ConfigError(f"--itl-slo-ms must be a number of milliseconds above 0, got {self.itl_slo_ms}.")
+            if not self.enable_chunked_prefill:
+                raise ConfigError("--itl-slo-ms needs chunked prefill, to split prompts; leave out --no-enable-chunked-prefill.")
         if not 0 <= self.swap_space < float("inf"):
             raise ConfigError(f"--swap-space must be a number of GiB, at least 0, got {self.swap_space}.")
         if self.quantization not in (None, "none"):

@@ -43,6 +43,11 @@ def parse_size(text: str) -> int:
     return int(value)
 
 
+def parse_size_or_auto(text: str) -> int | None:
+    """Like parse_size; ``"auto"`` -> None."""
+    return None if text == "auto" else parse_size(text)
+
+
 def parse_float(text: str) -> float:
     try:
         return float(text)
@@ -152,13 +157,13 @@ def _add_field(group: Any, field: dataclasses.Field[Any], annotation: Any) -> No
         kwargs["metavar"] = meta.get("metavar") or "{" + ",".join(map(str, meta["choices"])) + "}"
     else:
         kwargs["metavar"] = meta.get("metavar") or _METAVARS[base]
-    group.add_argument(*names, type=_CONVERTERS[base], **kwargs)
+    group.add_argument(*names, type=parse_size_or_auto if meta.get("auto") else _CONVERTERS[base], **kwargs)
 
 
 # Every whole number takes a suffix: it is as useful for tokens (--max-model-len 32k) as for bytes.
 _CONVERTERS: dict[Any, Any] = {int: parse_size, float: parse_float, str: str}
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
-parse_size.__name__ = "number"  # argparse names the converter in its messages
+parse_size.__name__ = parse_size_or_auto.__name__ = "number"  # argparse names the converter in its messages
 
 
 def _base_type(annotation: Any) -> Any:
@@ -237,6 +242,8 @@ def _from_file(path: str, key: str, value: Any, field: dataclasses.Field[Any], a
     if field.metadata.get("repeat"):
         items = value if isinstance(value, list) else [value]
         return tuple(str(item) for item in items)
+    if value == "auto" and field.metadata.get("auto"):
+        return None
     if base is int and isinstance(value, str):
         try:
             return parse_size(value)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from octavo.config import EngineConfig
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.settings import SchedulerSettings
+from octavo.engine.stopwatch import Stopwatch
 from octavo.types import EngineStats, Executor, GenerateRequest, TokenDelta
 
 
@@ -23,16 +27,17 @@ class Engine:
         )
 
     @classmethod
-    def from_settings(cls, settings: SchedulerSettings, executor: Executor) -> Engine:
-        """An engine from bare numbers, without the command line's configuration."""
+    def from_settings(cls, settings: SchedulerSettings, executor: Executor, clock: Callable[[], float] = time.perf_counter) -> Engine:
+        """An engine from bare numbers, without the command line's configuration. ``clock``: seconds, for the steps' times."""
         engine = cls.__new__(cls)
-        engine._start(settings, executor)
+        engine._start(settings, executor, clock)
         return engine
 
-    def _start(self, settings: SchedulerSettings, executor: Executor) -> None:
+    def _start(self, settings: SchedulerSettings, executor: Executor, clock: Callable[[], float] = time.perf_counter) -> None:
         self.settings = settings
         self.scheduler = Scheduler(settings)
         self.executor = executor
+        self.stopwatch = Stopwatch(executor.steps_ahead, clock)
         self._next_step = 0
 
     def add_request(self, request: GenerateRequest) -> None:
@@ -55,6 +60,7 @@ class Engine:
         old = self.scheduler
         self.scheduler = Scheduler(self.settings)
         self.scheduler.continue_from(old)
+        self.stopwatch.forget()
         self.executor.forget()
 
     def has_work(self) -> bool:
@@ -72,10 +78,16 @@ class Engine:
         plan = scheduler.schedule(self._next_step)
         if plan is not None:
             self._next_step += 1
+            self.stopwatch.submitting()
             executor.submit(plan)
         in_flight = len(scheduler.in_flight)
         if in_flight > executor.steps_ahead or (plan is None and in_flight):
-            deltas += scheduler.apply(executor.collect())
+            self.stopwatch.collecting()
+            result = executor.collect()
+            seconds = self.stopwatch.collected()
+            if seconds is not None:
+                scheduler.pace.observe(scheduler.in_flight[0].work, seconds)
+            deltas += scheduler.apply(result)
         return deltas
 
     def stats(self) -> EngineStats:

@@ -1,7 +1,7 @@
 """Decides what each step does. No tensors, no text, no clocks.
 
 No phases: a step has one token budget, and a plan says how many tokens each sequence advances. Decodes (advances of
-one) come first, what is left of the budget goes to prompts in policy order, and then to new sequences.
+one) come first, what there is room for beside them (pace.py) goes to prompts in policy order, and then to new sequences.
 
 One step ahead: ``schedule(N+1)`` may run before ``apply`` of step N. The scheduler then knows how many tokens each
 sequence has, not their values. So it plans to a length limit and never past it, learns other ends a step late (what
@@ -13,8 +13,11 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
+from octavo.engine.cost_model import StepWork, pairs_of
 from octavo.engine.kv_manager import KVManager
+from octavo.engine.pace import Line, Pace, Room
 from octavo.engine.policy import POLICIES, OrderedSequences, Preemption, RecomputePreemption
 from octavo.engine.request import Request, Sequence, Status, derive_seed
 from octavo.engine.settings import SchedulerSettings
@@ -51,6 +54,7 @@ class StepRecord:
     step: int
     sampled: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
+    work: StepWork = field(default_factory=StepWork)
 
 
 class Scheduler:
@@ -61,6 +65,7 @@ class Scheduler:
         self.kv = KVManager(settings.num_blocks, settings.block_size, settings.prefix_caching)
         self.policy = POLICIES[settings.policy]()
         self.preemption = preemption or RecomputePreemption()
+        self.pace = Pace(settings.max_num_batched_tokens, settings.pace)
         self.requests: dict[str, Request] = {}
         self.waiting = OrderedSequences()
         self.running = OrderedSequences()
@@ -100,8 +105,9 @@ class Scheduler:
         return [self._delta(seq, [], "abort") for seq in ending]
 
     def continue_from(self, old: Scheduler) -> None:
-        """Take over what must not repeat: the numbers that unseeded requests are seeded by, and the counters."""
+        """Take over what must not repeat (the numbers that unseeded requests are seeded by), the counters, and what was learnt."""
         self._num_added, self._last_step, self.stats = old._num_added, old._last_step, old.stats
+        self.pace = old.pace
 
     def take_ready(self) -> list[TokenDelta]:
         """Deltas of requests that were finished without a step."""
@@ -139,12 +145,8 @@ class Scheduler:
         record = StepRecord(step)
         self._displace()
         prefills = self._plan_decodes(plan, record)
-        budget = self.settings.max_num_batched_tokens - len(plan.advances)
-        for seq in prefills:
-            if budget == 0:
-                break
-            budget -= self._plan_chunk(seq, budget, plan, record)
-        self._admit(budget, plan, record)
+        if prefills or self.waiting.items:
+            self._plan_prompts(prefills, plan, record)
         if not plan.advances and not record.chunks:
             return None
         record.chunks.sort(key=lambda chunk: chunk.advance.count > 1)  # stable: advances of one token come first
@@ -152,6 +154,7 @@ class Scheduler:
             plan.advances.append(chunk.advance)
             record.sampled.extend(chunk.drawing)
             self.kv.publish(chunk.seq)  # only now, so that no sequence of this step reads what this step writes
+        record.work.rows = len(record.sampled)
         self._last_step = step
         self.in_flight.append(record)
         self.stats.num_steps += 1
@@ -165,6 +168,7 @@ class Scheduler:
         """
         prefills: list[Sequence] = []
         advance, sampled = plan.advances.append, record.sampled.append
+        context = 0
         running = self.running.items
         for seq in running:  # _grow only removes items behind seq, or seq itself when it is the last
             start = seq.num_computed
@@ -178,9 +182,35 @@ class Scheduler:
                 break
             seq.num_computed = after
             seq.length = after + 1
+            context += after
             advance(Advance(seq.row, start, 1, None, seq.sample_rows))
             sampled(seq)
+        work = record.work
+        work.decodes = work.rows = len(plan.advances)
+        work.context = context
         return prefills
+
+    def _plan_prompts(self, prefills: list[Sequence], plan: StepPlan, record: StepRecord) -> None:
+        """Advance prompts, those already running first, by what there is room for beside the decodes."""
+        work = record.work
+        if work.decodes and self.settings.pace is not None:
+            room = self.pace.room(work, self._line(prefills))
+        else:
+            room = self.pace.whole_room(work)
+        for seq in prefills:
+            count = room.fit(seq.num_computed, seq.num_prefill - seq.num_computed)
+            if count == 0:
+                return
+            self._plan_chunk(seq, count, room, plan, record)
+        self._admit(room, plan, record)
+
+    def _line(self, prefills: list[Sequence]) -> Line:
+        """What could be run of prompts now. How much of a waiting one is cached is not known yet: as much as so far, on average."""
+        kv, waiting = self.kv, islice(self.waiting.items, len(self.free_rows))
+        uncached = 1 - kv.hits / kv.queries if kv.queries else 1.0
+        left = [seq.num_prefill - seq.num_computed for seq in prefills] + [int(uncached * len(seq.tokens)) for seq in waiting]
+        first = left[0] if left else 0
+        return Line(prefills[0].num_computed if prefills else 0, first, sum(left) - first)
 
     def _grow(self, seq: Sequence, plan: StepPlan) -> bool:
         """Make the next position writable, at the cost of those behind; False if ``seq`` itself had to give way."""
@@ -191,13 +221,15 @@ class Scheduler:
                 return False
         return True
 
-    def _plan_chunk(self, seq: Sequence, budget: int, plan: StepPlan, record: StepRecord) -> int:
-        """Advance a prefilling sequence by as much as the budget allows; at the end, draw its next token.
+    def _plan_chunk(self, seq: Sequence, count: int, room: Room, plan: StepPlan, record: StepRecord) -> None:
+        """Advance a prefilling sequence by ``count`` tokens; at the end of what it prefills, draw its next token.
 
         At the end of a prompt all sequences of the request get their rows and draw from the same logits.
         """
         start = seq.num_computed
-        count = min(budget, seq.num_prefill - start)
+        room.take(start, count)
+        record.work.prompt_tokens += count
+        record.work.pairs += pairs_of(start, count)
         end = start + count
         if not seq.row_ready:
             self._init_row(seq, plan)
@@ -218,7 +250,6 @@ class Scheduler:
                 each.length += 1
             advance.sample_rows = tuple(each.row for each in drawing)
         record.chunks.append(Chunk(advance, seq, drawing))
-        return count
 
     def _fork(self, parent: Sequence, child: Sequence, plan: StepPlan) -> None:
         child.tokens = list(child.tokens)
@@ -233,15 +264,18 @@ class Scheduler:
         plan.row_inits.append(RowInit(seq.row, request.params, seq.seed, request.prompt, outputs, list(seq.blocks)))
         seq.row_ready = True
 
-    def _admit(self, budget: int, plan: StepPlan, record: StepRecord) -> None:
+    def _admit(self, room: Room, plan: StepPlan, record: StepRecord) -> None:
         """Start waiting sequences, in order and none past one that must wait."""
         waiting = self.waiting.items
-        while waiting and budget > 0:
+        while waiting and room.tokens > 0:
             seq = waiting[0]
             cached = self._admissible(seq)
             if cached is None:
                 return
-            if not self.settings.chunked_prefill and len(seq.tokens) - len(cached) * self.settings.block_size > budget:
+            start = len(cached) * self.settings.block_size
+            wanted = len(seq.tokens) - start
+            count = room.fit(start, wanted)
+            if count == 0 or (count < wanted and not self.settings.chunked_prefill):
                 return
             del waiting[0]
             self.kv.admit(seq, cached)
@@ -250,7 +284,7 @@ class Scheduler:
                 each.row = heapq.heappop(self.free_rows)
                 each.sample_rows = (each.row,)
             self.running.add(seq)
-            budget -= self._plan_chunk(seq, budget, plan, record)
+            self._plan_chunk(seq, count, room, plan, record)
 
     def _admissible(self, seq: Sequence) -> list[int] | None:
         """The cached blocks with which ``seq`` may start now; None if values, rows or blocks are missing.

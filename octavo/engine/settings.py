@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.config import EngineConfig
+from octavo.engine.pace import PaceRule, rule_for
 from octavo.engine.policy import POLICIES
 from octavo.errors import ConfigError
 
@@ -14,7 +15,8 @@ class SchedulerSettings:
     """Raises ConfigError for numbers that could stall the engine.
 
     ``max_num_batched_tokens``: the token budget. Without ``chunked_prefill`` it must hold the longest prompt beside a
-    full batch of decodes. ``seed`` makes the seeds of requests that bring none.
+    full batch of decodes. ``pace`` rations prompts beside decodes by time (pace.py); it needs ``chunked_prefill``, and
+    without one the token budget is all there is. ``seed`` makes the seeds of requests that bring none.
     """
 
     num_blocks: int
@@ -25,6 +27,7 @@ class SchedulerSettings:
     chunked_prefill: bool = True
     prefix_caching: bool = True
     policy: str = "fcfs"
+    pace: PaceRule | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -33,6 +36,8 @@ class SchedulerSettings:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.policy not in POLICIES:
             raise ConfigError(f"scheduling policy must be one of {', '.join(POLICIES)}; got {self.policy!r}.")
+        if self.pace is not None and not self.chunked_prefill:
+            raise ConfigError("pace needs chunked_prefill: a prompt that cannot be split cannot be rationed.")
         least = self.max_num_seqs if self.chunked_prefill else self.max_model_len + self.max_num_seqs
         if self.max_num_batched_tokens < least:
             raise ConfigError(
@@ -43,6 +48,7 @@ class SchedulerSettings:
     @classmethod
     def from_config(cls, config: EngineConfig, *, num_blocks: int, max_model_len: int, device_type: str) -> SchedulerSettings:
         """``device_type``: cpu or cuda."""
+        paced = config.enable_chunked_prefill and (config.max_num_batched_tokens is None or config.itl_slo_ms is not None)
         return cls(
             num_blocks=num_blocks,
             block_size=config.block_size,
@@ -52,5 +58,6 @@ class SchedulerSettings:
             chunked_prefill=config.enable_chunked_prefill,
             prefix_caching=config.enable_prefix_caching,
             policy=config.scheduling_policy,
+            pace=rule_for(device_type, config.itl_slo_ms) if paced else None,
             seed=config.seed,
         )

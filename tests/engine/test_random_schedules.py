@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from octavo.engine.core import Engine
+from octavo.engine.pace import PaceRule
 from octavo.engine.request import derive_seed
 from octavo.engine.settings import SchedulerSettings
 from octavo.errors import RequestError
@@ -25,6 +26,32 @@ NUM_SCHEDULES = int(os.environ.get("OCTAVO_SCHEDULES", "2000"))
 NUM_PARTS = 20
 SALTS = (None,) * 6 + ("", "none", "\ud800")
 SEEN: Counter[str] = Counter()  # what the schedules came across, so that a test that tests nothing is found out
+
+
+class RandomClock:
+    """Steps of a clock that knows nothing of the work: so is every prediction wrong, and no law may depend on one."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng, self.now, self.scale = rng, 0.0, 10.0 ** rng.randint(-5, 0)
+
+    def __call__(self) -> float:
+        if self.rng.random() < 0.8:
+            self.now += self.rng.expovariate(1.0) * self.scale * self.rng.choice((0.0, 0.1, 1.0, 1.0, 30.0))
+        return self.now
+
+
+def random_rule(rng: random.Random) -> PaceRule | None:
+    if rng.random() < 0.3:
+        return None
+    return PaceRule(
+        calm_s=rng.choice((0.0, 0.001, 0.1)),
+        patience_s=rng.choice((0.001, 0.1, 10.0)),
+        minimal=rng.choice((1, 1, 4, 16)),
+        untried=rng.choice((1, 4, 100)),
+        most_tokens=rng.choice((1, 4, 100)),
+        most_prompts=rng.choice((1, 2, 100)),
+        itl_slo_s=rng.choice((None, None, 1e-9, 0.001, 1.0)),
+    )
 
 
 class Trial:
@@ -48,6 +75,7 @@ class Trial:
             chunked_prefill=chunked,
             prefix_caching=rng.random() < 0.7,
             policy=rng.choice(("fcfs", "priority")),
+            pace=random_rule(random.Random(-number)) if chunked else None,
             seed=rng.randint(0, 3),
         )
         self.executor = FakeExecutor(
@@ -56,7 +84,7 @@ class Trial:
         if rng.random() < 0.1:
             self.executor.fail_row = lambda plan: rng.choice(plan.advances).row if rng.random() < 0.05 else None
         self.executor.on_submit = self.check_plan
-        self.engine = Engine.from_settings(self.settings, self.executor)
+        self.engine = Engine.from_settings(self.settings, self.executor, RandomClock(random.Random(-1 - number)))
         self.bases = [[rng.randrange(self.vocab) for _ in range(self.max_model_len + 2)] for _ in range(rng.randint(1, 2))]
         self.requests: dict[str, GenerateRequest] = {}
         self.seeds: dict[str, int] = {}
@@ -194,6 +222,9 @@ class Trial:
         SEEN["tokens"] += num_tokens
         SEEN["copied"] += sum(len(plan.copies) for plan in self.executor.plans)
         SEEN["ahead"] += self.executor.steps_ahead
+        costs = self.engine.scheduler.pace.costs
+        SEEN["measured"] += costs.prompt.count
+        SEEN["rationed"] += self.settings.pace is not None and costs.prompt.count > 0
 
     def check_sequence(self, request: GenerateRequest, index: int, deltas: list[TokenDelta]) -> None:
         params = request.params
@@ -228,10 +259,20 @@ def test_random_schedules(part: int) -> None:
             raise
 
 
+def test_the_same_times_give_the_same_plans() -> None:
+    """Ranks that follow, and whoever looks for a fault, rely on it."""
+    for number in range(100):
+        one, two = Trial(number), Trial(number)
+        one.run()
+        two.run()
+        assert one.executor.plans == two.executor.plans
+
+
 def test_the_schedules_met_everything() -> None:
     if SEEN["tokens"] == 0:
         pytest.skip("runs after the schedules of this process")
     if NUM_SCHEDULES >= 1000:
-        for what in ("refused", "aborted", "preempted", "hits", "forked", "stop", "length", "error", "copied", "ahead"):
+        ends = ("refused", "aborted", "stop", "length", "error")
+        for what in (*ends, "preempted", "hits", "forked", "copied", "ahead", "measured", "rationed"):
             assert SEEN[what] > 20, (what, SEEN)
     print(dict(SEEN))
