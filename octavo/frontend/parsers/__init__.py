@@ -12,7 +12,7 @@ from octavo.frontend.parsers.events import (
     assemble,
 )
 from octavo.frontend.parsers.output_parser import OutputParser
-from octavo.frontend.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, detect, make_parser
+from octavo.frontend.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, detect, make_forced_parser, make_parser
 from octavo.frontend.parsers.schema import ToolSet
 
 __all__ = [
@@ -30,5 +30,6 @@ __all__ = [
     "ToolSet",
     "assemble",
     "detect",
+    "make_forced_parser",
     "make_parser",
 ]

@@ -76,7 +76,8 @@ class TextParser:
 class ToolParser(TextParser):
     """The loop of a format with tags: content up to a tag, then what `_calls` reads."""
 
-    tags: ClassVar[Tags]
+    tags: ClassVar[Tags | None] = None
+    """What calls begin with; None for formats whose calls stand at the beginning of the text only."""
 
     def __init__(self, tools: ToolSet | None = None) -> None:
         super().__init__()
@@ -95,8 +96,11 @@ class ToolParser(TextParser):
 
     def _run(self) -> Steps[None]:
         yield from self._attempt(self._opening, "")
-        while tag := (yield from self._reader.until(self.tags, self.content)):
-            yield from self._attempt(self._calls, tag)
+        if self.tags is None:
+            yield from self._reader.rest(self.content)
+        else:
+            while tag := (yield from self._reader.until(self.tags, self.content)):
+                yield from self._attempt(self._calls, tag)
         self._flush_space()
 
     def _flush_space(self) -> None:
@@ -129,11 +133,10 @@ class ToolParser(TextParser):
 
     def _fail(self) -> None:
         """Give up the call that is being read: its text, and that of no call before it, is content."""
-        raw, self._reader.raw = self._reader.raw or [], None
+        text, self._reader.raw = "".join(self._reader.raw or []), None
         if self._open:
             self.end("broken")
-        if not self._settled or "".join(raw).strip(SPACE + ",;"):
-            self.content("".join(raw))
+        self.content(text.lstrip(SPACE + ",;") if self._settled else text)  # separators belong to the call before
 
     def start(self, name: str, id: str | None = None) -> None:
         """A call begins. Broken if there is no such tool."""

@@ -47,6 +47,8 @@ class EnvelopeParser(ToolParser):
         if (yield from reader.next_char()) != "}":
             while True:
                 key = yield from read_string(reader, MAX_NAME)
+                if strict and key not in _KNOWN:
+                    raise Broken
                 yield from reader.spaces()
                 yield from reader.expect(":")
                 char = yield from reader.next_char()
@@ -71,8 +73,6 @@ class EnvelopeParser(ToolParser):
                             self.arguments("".join(held), whole=True)
                 elif key == "id" and char == '"':
                     call_id = yield from read_string(reader, MAX_NAME)
-                elif strict and key not in _KNOWN:
-                    raise Broken
                 else:
                     yield from reader.scan(JsonScanner(), _ignore)
                 if (yield from reader.next_char()) == "}":
@@ -101,6 +101,18 @@ class EnvelopeParser(ToolParser):
             if value is not None:
                 return [value]
         raise Broken
+
+    def read_envelopes(self) -> Steps[None]:
+        """A list of objects."""
+        reader = self._reader
+        yield from reader.expect("[")
+        while True:
+            yield from reader.spaces()
+            yield from self.read_envelope(strict=False)
+            if (yield from reader.next_char()) == "]":
+                yield from reader.expect("]")
+                return
+            yield from reader.expect(",")
 
 
 class HermesParser(EnvelopeParser):
@@ -158,22 +170,11 @@ class MistralParser(EnvelopeParser):
     def _calls(self, tag: str) -> Steps[None]:
         char = yield from self._reader.next_char()
         if char == "[":
-            yield from self._array()
+            yield from self.read_envelopes()
         elif char == "{":
             yield from self.read_envelope(strict=False)
         else:
             yield from self._named()
-
-    def _array(self) -> Steps[None]:
-        reader = self._reader
-        yield from reader.expect("[")
-        while True:
-            yield from reader.spaces()
-            yield from self.read_envelope(strict=False)
-            if (yield from reader.next_char()) == "]":
-                yield from reader.expect("]")
-                return
-            yield from reader.expect(",")
 
     def _named(self) -> Steps[None]:
         reader = self._reader

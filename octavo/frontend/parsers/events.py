@@ -9,21 +9,21 @@ from typing import Literal
 CallStatus = Literal["complete", "cut", "broken"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Content:
     """Text for the user."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reasoning:
     """Text that the model thought to itself."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ToolCallStart:
     """A call of a known tool begins. ``index`` counts the starts of an answer from 0; ``id`` where the model wrote one."""
 
@@ -32,7 +32,7 @@ class ToolCallStart:
     id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ToolCallArguments:
     """A further piece of the call's arguments: all pieces together are one JSON object (a prefix of one if the call was cut)."""
 
@@ -40,7 +40,7 @@ class ToolCallArguments:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ToolCallEnd:
     """The call ends: ``complete`` (its arguments are a JSON object), ``cut`` (the text ended within it) or ``broken``.
 
@@ -55,7 +55,7 @@ class ToolCallEnd:
 Event = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallEnd
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ToolCall:
     """One call; ``arguments`` is JSON text, valid if ``complete``."""
 
@@ -65,7 +65,7 @@ class ToolCall:
     complete: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Message:
     """An answer. ``content`` is None if there are only tool calls, ``reasoning`` None if there was none."""
 
@@ -102,6 +102,8 @@ def assemble(events: Iterable[Event]) -> Message:
 
 def merged(events: list[Event]) -> list[Event]:
     """``events`` with neighbours of one kind joined, in linear time."""
+    if len(events) < 2:
+        return [event for event in events if isinstance(event, (ToolCallStart, ToolCallEnd)) or event.text]
     result: list[Event] = []
     run: list[str] = []
     last: Event | None = None

@@ -159,6 +159,15 @@ class Reader:
                 return ""
             yield
 
+    def rest(self, emit: Callable[[str], Any]) -> Steps[None]:
+        """Pass all text to ``emit``, to its end."""
+        while True:
+            if self.at < len(self.text):
+                emit(self.take_to(len(self.text)))
+            if self.closed:
+                return
+            yield
+
     def collect(self, tags: Tags, limit: int) -> Steps[tuple[str, str]]:
         """(text before the first of ``tags``, the tag), both consumed. Broken if the text is longer than ``limit``."""
         parts: list[str] = []
@@ -233,5 +242,3 @@ class Scanner:
     def feed(self, text: str, at: int, out: list[str]) -> int:
         """Read ``text[at:]``, append JSON to ``out``; where the value ends, or the text's end if it does not. Broken if it is none."""
         raise NotImplementedError
-
-

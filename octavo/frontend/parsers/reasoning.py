@@ -57,12 +57,7 @@ class ReasoningParser(TextParser):
                 yield from reader.spaces()
             else:
                 self._out.extend(Content(part) for part in raw)
-        while True:
-            if reader.at < len(reader.text):
-                self._out.append(Content(reader.take_to(len(reader.text))))
-            if reader.closed:
-                return
-            yield
+        yield from reader.rest(lambda text: self._out.append(Content(text)))
 
     def _reason(self, text: str) -> None:
         body = text.rstrip(SPACE)

@@ -9,6 +9,7 @@ from octavo.errors import ConfigError
 from octavo.frontend.parsers.base import ToolParser
 from octavo.frontend.parsers.deepseek import DeepSeekV3Parser
 from octavo.frontend.parsers.envelope import HermesParser, LlamaJsonParser, MistralParser
+from octavo.frontend.parsers.forced import ForcedCallParser, ForcedCallsParser
 from octavo.frontend.parsers.harmony import HarmonyParser
 from octavo.frontend.parsers.markup import GlmParser, Qwen3CoderParser
 from octavo.frontend.parsers.output_parser import OutputParser
@@ -124,6 +125,31 @@ def make_parser(
     if reasoning_class is not None and issubclass(reasoning_class, ReasoningParser):
         reasoning = reasoning_class(prompt, beginning=beginning)
     return OutputParser(reasoning, tool_class(tool_set) if tool_class is not None and tool_set else None, whole_calls=whole_calls)
+
+
+def make_forced_parser(
+    name: str | None,
+    reasoning_parser: str | None,
+    *,
+    tools: ToolSet | Iterable[Mapping[str, Any]],
+    prompt: str | None = None,
+    beginning: Beginning | None = None,
+    whole_calls: bool = False,
+) -> OutputParser:
+    """A parser for an answer that a grammar forces to be the arguments of tool ``name``, or, with None, a list of calls.
+
+    ConfigError for a reasoning parser that is unknown or is "gpt_oss", whose messages can't be such an answer: its own
+    format must be forced, and `make_parser` reads it.
+    """
+    tool_set = tools if isinstance(tools, ToolSet) else ToolSet(tools)
+    reasoning = None
+    if reasoning_parser is not None:
+        reasoning_class = REASONING_PARSERS[reasoning_parser_name(reasoning_parser)]
+        if not issubclass(reasoning_class, ReasoningParser):
+            raise ConfigError(f"--reasoning-parser {reasoning_parser} reads its own format of calls only; use make_parser.")
+        reasoning = reasoning_class(prompt, beginning=beginning)
+    calls = ForcedCallsParser(tool_set) if name is None else ForcedCallParser(tool_set, name)
+    return OutputParser(reasoning, calls, whole_calls=whole_calls)
 
 
 def markers_of(tool_parser: str | None, reasoning_parser: str | None) -> tuple[str, ...]:
