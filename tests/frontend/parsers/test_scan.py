@@ -48,6 +48,7 @@ def test_what_json_refuses_is_refused(text: str) -> None:
     assert (as_json(JsonScanner(), text) is not None) == valid
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape")
 @settings(max_examples=1500, deadline=None, derandomize=True)
 @given(
     st.lists(st.sampled_from([*"{}[](),:'\"\\ 01-.e", "True", "None", "'a'", '"b"', "1.5", "{'a':", "x", "1_0"]), max_size=9).map("".join)
