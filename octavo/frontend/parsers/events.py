@@ -106,7 +106,7 @@ def merged(events: list[Event]) -> list[Event]:
         return [event for event in events if isinstance(event, (ToolCallStart, ToolCallEnd)) or event.text]
     result: list[Event] = []
     run: list[str] = []
-    last: Event | None = None
+    last: Content | Reasoning | ToolCallArguments | None = None
 
     def close() -> None:
         if last is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from octavo.frontend.parsers.scan import JsonScanner, PythonScanner, as_json, escaped
@@ -40,7 +40,7 @@ class ToolSet:
     def __len__(self) -> int:
         return len(self._schemas)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self._schemas)
 
     def types(self, name: str, parameter: str) -> frozenset[str]:
