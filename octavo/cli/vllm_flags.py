@@ -75,7 +75,7 @@ UNSUPPORTED: dict[str, str] = {
     "--logits-processor-pattern": "",
     "--logits-processors": "",
     "--logprobs-mode": "Logprobs are those before temperature and truncation.",
-    "--long-prefill-token-threshold": "Use --max-num-batched-tokens.",
+    "--long-prefill-token-threshold": "Use --itl-slo-ms.",
     "--lora-dtype": _LORA,
     "--lora-modules": _LORA,
     "--mamba-cache-dtype": "",

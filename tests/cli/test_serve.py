@@ -43,6 +43,9 @@ def test_a_model_has_no_demo_line(served: Served, capsys: pytest.CaptureFixture[
         (["--max_model_len", "4096"], "max_model_len", 4096),
         (["--max_model_len=4096"], "max_model_len", 4096),
         (["--max-model-len", "32k"], "max_model_len", 32000),
+        (["--max-num-batched-tokens", "4k"], "max_num_batched_tokens", 4000),
+        (["--max-num-batched-tokens", "auto"], "max_num_batched_tokens", None),
+        (["--itl-slo-ms", "20"], "itl_slo_ms", 20.0),
         (["--max-model-len", "32K"], "max_model_len", 32768),
         (["--kv-cache-memory", "2G"], "kv_cache_memory", 2 * 2**30),
         (["--kv-cache-memory", "512M"], "kv_cache_memory", 512 * 2**20),
@@ -126,6 +129,8 @@ def test_every_field_has_a_flag(served: Served) -> None:
         (["--served-model-name", ""], "--served-model-name must not be empty"),
         (["--kv-cache-memory", "2X"], "'2X' is not a number with an optional suffix"),
         (["--max-model-len", "1.5"], "'1.5' is not a whole number"),
+        (["--max-model-len", "auto"], "'auto' is not a number"),
+        (["--itl-slo-ms", "0"], "--itl-slo-ms must be a number of milliseconds above 0"),
         (["--max-model-len", "0"], "--max-model-len must be at least 1"),
         (["--block-size", "3"], "--block-size: invalid choice: 3"),
         (["--load-format", "pickle"], "--load-format: invalid choice"),
@@ -190,9 +195,10 @@ def test_configuration_file(served: Served, tmp_path: Path) -> None:
 
 def test_configuration_file_json(served: Served, tmp_path: Path) -> None:
     path = tmp_path / "octavo.json"
-    path.write_text(json.dumps({"port": 9000, "kv-cache-memory-bytes": "1G"}))
+    path.write_text(json.dumps({"port": 9000, "kv-cache-memory-bytes": "1G", "max-num-batched-tokens": "auto", "itl-slo-ms": 20}))
     config, options = parsed(served, "--config", str(path))
     assert (options.port, config.kv_cache_memory) == (9000, 2**30)
+    assert (config.max_num_batched_tokens, config.itl_slo_ms) == (None, 20.0)
 
 
 @pytest.mark.parametrize(
