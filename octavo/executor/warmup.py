@@ -34,7 +34,7 @@ from octavo.models.config import ModelConfig
 
 logger = logging.getLogger("octavo.executor")
 
-MAX_PROCESSES = 24
+MAX_PROCESSES = 12
 _ENVIRONMENT = ("TRITON_", "CUDA_VISIBLE_DEVICES", "LLVM_")  # variables that may change what is compiled
 
 
@@ -116,7 +116,7 @@ def _spawn(request: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 def _processes() -> int:
     """Cores, less two for the engine and the HTTP process."""
-    return min(MAX_PROCESSES, len(os.sched_getaffinity(0)) - 2)
+    return min(MAX_PROCESSES, len(os.sched_getaffinity(0)) // 2)
 
 
 def _has_gpu() -> bool:
@@ -219,7 +219,7 @@ def main() -> None:
     """Read the task from standard input; write "first", then "all" to standard output as they are done."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logger.setLevel(logging.DEBUG)  # standard error is closed to it unless the engine logs as much
-    os.nice(5)  # the engine, which loads meanwhile, goes first
+    os.nice(19)  # the engine, which loads and serves meanwhile, goes first: launching was twice as slow beside compilers at 5
     request = json.loads(sys.stdin.readline())
     begun = time.perf_counter()
     gpu = Gpu(tuple(request["gpu"][:2]), request["gpu"][2]) if "gpu" in request else ask_driver()
