@@ -115,7 +115,7 @@ def _spawn(request: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def _processes() -> int:
-    """Cores, less two for the engine and the HTTP process."""
+    """Half of the cores; the rest is for the engine and the HTTP process."""
     return min(MAX_PROCESSES, len(os.sched_getaffinity(0)) // 2)
 
 
