@@ -105,6 +105,7 @@ class TokenDelta(msgspec.Struct, kw_only=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    error_status: int = 500  # HTTP status that goes with ``error``: 4xx where the request is to blame
 
 
 class EngineStats(msgspec.Struct, kw_only=True, array_like=True):

@@ -24,7 +24,7 @@ import zmq
 
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, RequestError
 from octavo.types import (
     AbortRequest,
     EngineFailed,
@@ -80,11 +80,12 @@ class EngineServer:
             try:
                 self.engine.add_request(message)
             except OctavoError as error:
-                return [_error_delta(message.request_id, i, str(error)) for i in range(message.params.n)]
+                status = error.status if isinstance(error, RequestError) else 400
+                return [_error_delta(message.request_id, i, str(error), status) for i in range(message.params.n)]
             except Exception as error:  # a fault of ours, but one that must not take the other requests with it
                 logger.exception("The engine could not take in request %s", message.request_id)
                 text = f"The engine could not take the request in ({type(error).__name__}); the server's log has the details."
-                return [_error_delta(message.request_id, i, text) for i in range(message.params.n)]
+                return [_error_delta(message.request_id, i, text, 500) for i in range(message.params.n)]
             return []
         if isinstance(message, AbortRequest):
             return self.engine.abort(message.request_id, message.index)
@@ -104,9 +105,9 @@ class EngineServer:
         self.last_sent = time.monotonic()
 
 
-def _error_delta(request_id: str, index: int, message: str) -> TokenDelta:
+def _error_delta(request_id: str, index: int, message: str, status: int) -> TokenDelta:
     reason: FinishReason = "error"
-    return TokenDelta(request_id=request_id, index=index, token_ids=[], finish_reason=reason, error=message)
+    return TokenDelta(request_id=request_id, index=index, token_ids=[], finish_reason=reason, error=message, error_status=status)
 
 
 def main() -> None:

@@ -81,8 +81,7 @@ class _Check:
         fixes = self.fixes()
         raise OutOfMemoryError(
             f"The model does not fit into {'memory' if self.room.on_cpu else 'GPU memory'}: short by {gib(short)}. "
-            f"It needs {self._parts(need)}. {self._situation()} "
-            + self._advice(fixes, need)
+            f"It needs {self._parts(need)}. {self._situation()} " + self._advice(fixes, need)
         )
 
     def footprint(self, config: EngineConfig, max_model_len: int | None = None) -> Footprint:

@@ -180,7 +180,7 @@ class AsyncLLM:
                     raise EngineDeadError(stream.failed)
                 if stream.outputs.error is not None:
                     finished = True
-                    raise RequestError(stream.outputs.error)
+                    raise RequestError(stream.outputs.error, status=stream.outputs.error_status)
                 output = stream.outputs.drain()
                 finished = output.finished
                 yield output

@@ -198,7 +198,7 @@ class LLM:
 def _whole(state: RequestOutputs) -> RequestOutput:
     """The finished request; nothing was drained before, so the deltas are the whole."""
     if state.error is not None:
-        raise RequestError(state.error)
+        raise RequestError(state.error, status=state.error_status)
     output = state.drain()
     present = {o.index: o for o in output.outputs}
     output.outputs = [present.get(s.index) or CompletionOutput(s.index, "", []) for s in state.sequences]

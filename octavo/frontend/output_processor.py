@@ -139,6 +139,7 @@ class RequestOutputs:
         "num_cached_tokens",
         "metrics",
         "error",
+        "error_status",
     )
 
     def __init__(
@@ -153,6 +154,7 @@ class RequestOutputs:
         self.num_cached_tokens = 0
         self.metrics = RequestMetrics(time.time())
         self.error: str | None = None
+        self.error_status = 500
 
     @property
     def finished(self) -> bool:
@@ -168,7 +170,7 @@ class RequestOutputs:
         if delta.num_cached_tokens:
             self.num_cached_tokens = delta.num_cached_tokens
         if delta.error is not None:
-            self.error = delta.error
+            self.error, self.error_status = delta.error, delta.error_status
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = [None, *(to_logprob_dict(e, self.tokenizer) for e in delta.prompt_logprobs)]
         stopped = self.sequences[delta.index].push(delta)

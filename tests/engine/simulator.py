@@ -153,9 +153,7 @@ def at(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def simulate(
-    device: Device, load: Load, rule: PaceRule | None, *, max_num_seqs: int = 256, seed: int = 0, noise: float = 0.03
-) -> Measured:
+def simulate(device: Device, load: Load, rule: PaceRule | None, *, max_num_seqs: int = 256, seed: int = 0, noise: float = 0.03) -> Measured:
     """``rule`` None: the token budget alone. ``noise``: steps vary by this share; 0 also leaves out pauses of the machine."""
     executor = SimulatedExecutor(device, seed, noise)
     settings = SchedulerSettings(

@@ -65,6 +65,10 @@ def reasons(sent: list[Any], name: str) -> list[str]:
     return [d.finish_reason for d in deltas if d.finish_reason]
 
 
+def statuses(sent: list[Any]) -> set[int]:
+    return {d.error_status for m in sent if isinstance(m, StepOutputs) for d in m.deltas if d.error}
+
+
 def test_a_request_runs_and_calls_are_answered() -> None:
     engine, sent, _ = server([[request("a"), UtilityRequest(call_id=1, method="reset_prefix_cache")], None, None, None, None])
     engine.run()
@@ -81,6 +85,7 @@ def test_a_refusal_is_told_to_every_sequence_and_harms_nobody(bad: dict[str, int
     engine.run()
     assert reasons(sent, "good") == ["error", "length"], "the second of the same name is refused, the first one runs"
     assert reasons(sent, "bad") == ["error"] * bad.get("n", 1)
+    assert statuses(sent) == {400}
 
 
 def test_a_fault_while_a_request_is_taken_in_fails_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +95,7 @@ def test_a_fault_while_a_request_is_taken_in_fails_it_alone(monkeypatch: pytest.
     engine.run()
     assert reasons(sent, "good") == ["length"] and reasons(sent, "bad") == ["error"]
     [text] = [d.error for m in sent if isinstance(m, StepOutputs) for d in m.deltas if d.error]
+    assert statuses(sent) == {500}, "a fault of ours is not the client's"
     assert "ZeroDivisionError" in text
 
 

@@ -62,8 +62,9 @@ def test_runs_the_heaviest_and_leaves_nothing(
     monkeypatch.setattr(
         Sampler,
         "sample",
-        lambda self, logits, rows, positions: drawn.append((len(rows), max(positions), len(self.state.select(rows).logprobs)))
-        or sample(self, logits, rows, positions),
+        lambda self, logits, rows, positions: (
+            drawn.append((len(rows), max(positions), len(self.state.select(rows).logprobs))) or sample(self, logits, rows, positions)
+        ),
     )
     assert profile.step_peak_bytes(runner, token_budget=budget, max_rows=ROWS) == 300 + footprint.SLACK
     tokens = min(budget, ROWS * (MAX_LEN - 1))  # more than the rows can hold never comes
