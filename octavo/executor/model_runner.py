@@ -9,14 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from octavo.attention.base import AttentionBackend, AttentionMetadata, ForwardContext
+from octavo.executor.footprint import LOGITS_CHUNK
 from octavo.executor.rows import BatchRows
 from octavo.executor.step_graphs import LOGITS, StepGraphs, split_mixed
 from octavo.sampling.batch import SamplingState
 from octavo.sampling.logprobs import prompt_logprobs
 from octavo.sampling.sampler import GREEDY, SampleOutput, Sampler
 from octavo.types import Advance, RowInit, StepPlan, StepResult, TokenLogprobs, TokenParams
-
-LOGITS_CHUNK = 256  # prompt positions whose logits exist at the same time, for prompt_logprobs
 
 
 def padded_rows(count: int) -> int:

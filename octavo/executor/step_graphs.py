@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from octavo.attention.base import AttentionMetadata, ForwardContext
+from octavo.executor.footprint import GRAPH_PROMPT_TOKENS
 from octavo.executor.graph_pool import GraphPool, round_up
 from octavo.sampling.feature import upload
 from octavo.sampling.sampler import TRUNCATED
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 LOGITS = "logits"  # stop after the logits: the sampler goes on eagerly (penalties, masks, log-probabilities …)
 MAX_PROMPTS = 8
-PROMPT_TOKENS = [16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048]
+PROMPT_TOKENS = [16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, GRAPH_PROMPT_TOKENS]
 
 
 def bucket_sizes(max_rows: int) -> list[int]:

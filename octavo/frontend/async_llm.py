@@ -38,7 +38,6 @@ STALL_S = 60.0  # an idle engine sends a heartbeat every second; one that is sil
 BUSY_STALL_S = 600.0  # no heartbeat leaves during a step, and a step of a large model on a CPU can take minutes
 _ERRORS: dict[str, type[OctavoError]] = {e.__name__: e for e in (ConfigError, ModelError, OutOfMemoryError, RequestError)}
 
-OutputsHook = Callable[[StepOutputs], None]
 ProgressHook = Callable[[EngineProgress], None]
 
 
@@ -71,7 +70,6 @@ class AsyncLLM:
         self.vocab_size = self.model_config.vocab_size
         self.ready: EngineReady | None = None
         self.stats = EngineStats()
-        self.on_outputs: list[OutputsHook] = []
         self._streams: dict[str, _Stream] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._call_ids = itertools.count()
@@ -303,8 +301,6 @@ class AsyncLLM:
                 stream.broken = error
         for stream in touched:
             stream.wake()
-        for hook in self.on_outputs:
-            hook(message)
 
     async def _watch_loop(self) -> None:
         while self._dead is None:

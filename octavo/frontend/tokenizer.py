@@ -15,6 +15,7 @@ from typing import Any
 
 from octavo.errors import ModelError, RequestError
 from octavo.frontend.gguf_tokenizer import BuiltTokenizer, build_from_gguf
+from octavo.models.hub import resolve_tokenizer
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -250,7 +251,6 @@ def _decoder_kind(decoder: Any) -> tuple[str, int]:
 # tokenizer.json itself says which special tokens are added around a text. Configurations of these classes overrule it:
 # their authors set the flags for a library that built the rule from them (some have a tokenizer.json without the rule).
 _CLASSES_WITH_BOS_FLAGS = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
-_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json", "*.model")
 _CONVERT = (
     'Convert it once, where transformers and sentencepiece are installed: python -c "from transformers import AutoTokenizer as T; '
     "T.from_pretrained('{path}').save_pretrained('{path}')\""
@@ -265,9 +265,7 @@ def load_tokenizer(
     Either is a folder, a tokenizer.json or a GGUF file; ``tokenizer`` may also be a hub id, of which only the tokenizer's
     files are fetched. ModelError if there is none, or none that can be used, saying what to do.
     """
-    path = os.path.expanduser(tokenizer or model_path)
-    if not os.path.exists(path):
-        path = _from_hub(path, revision, download_dir) if tokenizer else path
+    path = resolve_tokenizer(tokenizer, revision=revision, download_dir=download_dir) if tokenizer else os.path.expanduser(model_path)
     if os.path.isdir(path):
         return Tokenizer(_build_from_folder(path))
     if not os.path.isfile(path):
@@ -279,20 +277,6 @@ def load_tokenizer(
     if path.endswith(".model"):
         return Tokenizer(_build_from_sentencepiece(path, os.path.dirname(path)))
     raise ModelError(f"Cannot tell what kind of tokenizer {path} is: give a folder, a tokenizer.json or a .gguf file.")
-
-
-def _from_hub(name: str, revision: str | None, download_dir: str | None) -> str:
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise ModelError(f"No tokenizer at {name}: there is no such file or folder, and it is not a hub id.")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return snapshot_download(name, revision=revision, cache_dir=download_dir, allow_patterns=list(_FILES))
-    except Exception as error:
-        raise ModelError(
-            f"Cannot fetch the tokenizer {name} from {os.environ.get('HF_ENDPOINT', 'https://huggingface.co')}: {error}. There is no such "
-            "file or folder either. Set HF_ENDPOINT to a mirror, HF_TOKEN if it is gated, or pass --tokenizer with a local folder."
-        ) from error
 
 
 def _build_from_folder(path: str) -> BuiltTokenizer:

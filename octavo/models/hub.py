@@ -76,7 +76,7 @@ def resolve_tokenizer(tokenizer: str, *, revision: str | None = None, download_d
         return str(local)
     wanted = _parse_hub_id(tokenizer)
     if wanted is None:
-        raise ModelError(f"Tokenizer {tokenizer} does not exist{_near_miss(local)}.")
+        raise ModelError(f"Tokenizer {tokenizer} does not exist, and it is not a hub id{_near_miss(local)}.")
     return _Download(wanted, tokenizer, revision, download_dir, "tokenizer", None).run()
 
 

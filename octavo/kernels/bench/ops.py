@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from octavo.kernels.bench.timing import Timing, copies_for, time_graph
+from octavo.kernels.silu_and_mul import silu_and_mul_reference
 from octavo.kernels.triton import rows as rows_module
-from octavo.kernels.triton.activation import silu_and_mul, silu_and_mul_reference
+from octavo.kernels.triton.activation import silu_and_mul
 from octavo.kernels.triton.embedding import embedding, embedding_reference
 from octavo.kernels.triton.norm import rms_norm, rms_norm_reference
 

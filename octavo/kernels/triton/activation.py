@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from octavo.kernels.silu_and_mul import GELU, GELU_TANH, SILU
 from octavo.kernels.triton.launch import pdl_options, release, wait
-
-SILU, GELU_TANH, GELU = 0, 1, 2
-
-
-def silu_and_mul_reference(x: torch.Tensor) -> torch.Tensor:
-    """See ``silu_and_mul``."""
-    gate, up = x.chunk(2, dim=-1)
-    return F.silu(gate) * up
-
-
-def gelu_and_mul_reference(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """See ``gelu_and_mul``."""
-    gate, up = x.chunk(2, dim=-1)
-    return F.gelu(gate, approximate=approximate) * up
 
 
 @triton.jit

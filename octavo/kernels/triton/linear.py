@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from octavo.kernels.triton.activation import silu_and_mul, silu_and_mul_reference
+from octavo.kernels.silu_and_mul import silu_and_mul_reference
+from octavo.kernels.triton.activation import silu_and_mul
 from octavo.kernels.triton.gemv import gemv_kernel, skinny_kernel
 from octavo.kernels.triton.launch import pdl_options
 from octavo.kernels.triton.norm import rms_norm, rms_norm_reference
