@@ -119,6 +119,7 @@ class TokenDelta(msgspec.Struct, kw_only=True, array_like=True):
     num_cached_tokens: int = 0
     error: str | None = None
     error_status: int = 500  # HTTP status that goes with ``error``: 4xx where the request is to blame
+    ends_in_text: bool = False  # a stop without a stop token: the grammar is complete, and the last token is part of the text
 
 
 class EngineStats(msgspec.Struct, kw_only=True, array_like=True):

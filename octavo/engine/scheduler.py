@@ -371,6 +371,7 @@ class Scheduler:
                 continue
             elif seq.matcher is not None and seq.matcher.finished:  # no end token needed, nor min_tokens: nothing can follow
                 delta.finish_reason = "stop"
+                delta.ends_in_text = True
                 self._end(seq)
             elif length >= seq.max_length:
                 delta.finish_reason = "length"
