@@ -188,7 +188,9 @@ class Grammars:
             self._executor = LLExecutor()
         words = -(-self._tokenizer.vocab_size // 32)
         bits = np.zeros((len(matchers), words), np.int32)
-        self._executor.unsafe_compute_mask_ptr([(m.state, i) for i, m in enumerate(matchers)], bits.ctypes.data, words * 4, len(matchers))
+        if matchers:  # all those of a step may have ended in the one before
+            pairs = [(matcher.state, i) for i, matcher in enumerate(matchers)]
+            self._executor.unsafe_compute_mask_ptr(pairs, bits.ctypes.data, words * 4, len(pairs))
         return bits
 
     def shutdown(self) -> None:

@@ -18,6 +18,7 @@ from octavo.types import StepPlan, StepResult, TokenMasks, TokenParams
 class Row:
     params: TokenParams
     seed: int
+    num_prompt: int
     tokens: list[int]
 
 
@@ -36,7 +37,7 @@ class RandomDevice:
     def submit(self, plan: StepPlan) -> None:
         assert self.waiting is None, "a step before the second half of the last one"
         for init in plan.row_inits:
-            self.rows[init.row] = Row(init.params, init.seed, init.prompt_token_ids + init.output_token_ids)
+            self.rows[init.row] = Row(init.params, init.seed, len(init.prompt_token_ids), init.prompt_token_ids + init.output_token_ids)
         wants = any(self.rows[r].params.grammar is not None for a in plan.advances for r in a.sample_rows)
         assert plan.masked == wants
         self.pending.append(StepResult(plan.step, [r for a in plan.advances for r in a.sample_rows], []))
@@ -61,6 +62,7 @@ class RandomDevice:
             allowed = np.ones(self.vocab_size, bool)
             if place in masks:
                 allowed = np.unpackbits(masks[place].view(np.uint8), bitorder="little")[: self.vocab_size].astype(bool)
+            narrow(row.params, len(row.tokens) - row.num_prompt, allowed)
             token = draw(row.tokens, row.seed, allowed, self.favoured)
             row.tokens.append(token)
             result.token_ids.append(token)
@@ -74,6 +76,16 @@ class RandomDevice:
         self.waiting = None
 
     def shutdown(self) -> None: ...
+
+
+def narrow(params: TokenParams, num_outputs: int, allowed: np.ndarray) -> None:
+    """What a device's sampler forbids besides grammars."""
+    if num_outputs < params.min_tokens:
+        allowed[[*params.eos_token_ids, *params.stop_token_ids]] = False
+    if params.allowed_token_ids is not None:
+        kept = allowed[list(params.allowed_token_ids)]
+        allowed[:] = False
+        allowed[list(params.allowed_token_ids)] = kept
 
 
 def draw(tokens: list[int], seed: int, allowed: np.ndarray, favoured: np.ndarray) -> int:
