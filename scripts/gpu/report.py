@@ -174,7 +174,8 @@ class Model:
             total = sum(tokens)
             for kind, cached in (("cold", 0), ("cached", tokens[0])):
                 floor = self.floor.prefill_s(1, total, cached) * 1e3
-                yield self.row(f"TTFT of {total:,} tokens, {tokens[0]:,} of them {kind}", "ms", "prefix", f"{kind}_ttft_ms", floor=floor)
+                what = f"{tokens[0]:,} of them cached" if cached else "all new"
+                yield self.row(f"TTFT of {total:,} tokens, {what}", "ms", "prefix", f"{kind}_ttft_ms", floor=floor)
 
     def _static(self) -> Iterator[Row | None]:
         """The baseline beside the engines' mixed load, which is the same kind of requests."""
