@@ -265,7 +265,7 @@ def load_headline(name: str, result: Values) -> str:
     if "error" in result:
         return f"{name}: {result['error'][:80]}"
     failed = f" {result['failed']} FAILED" if result["failed"] else ""
-    ttft, tpot = (f"{result[f'median_{metric}_ms'] or float('nan'):.2f}" for metric in ("ttft", "tpot"))
+    ttft, tpot = ("?" if (value := result[f"median_{name}_ms"]) is None else f"{value:.2f}" for name in ("ttft", "tpot"))
     return f"{name}: {result['output_throughput']:.0f} tok/s TTFT {ttft} TPOT {tpot}{failed}"
 
 

@@ -145,7 +145,11 @@ class Worker:
         command = [sys.executable, str(HERE / "engine_worker.py"), engine.module, folder, str(write), str(start), json.dumps(options)]
         self.process = spawn(command, log, engine.environment(Path(folder).name), stdin=subprocess.PIPE, pass_fds=(write,))
         os.close(write)
-        self.marks = self._reply(timeout)
+        try:
+            self.marks = self._reply(timeout)
+        except BaseException:  # Ctrl-C, too: nobody else knows of this process yet
+            self.close(patience_s=0.5)
+            raise
 
     @property
     def alive(self) -> bool:

@@ -33,19 +33,24 @@ sys.path.insert(0, str(ROOT))
 from octavo.bench.http import Client, HttpError, parse_address, raise_file_limit, run_loop  # noqa: E402
 
 MAX_TOKENS = 48
-KNOWN = {  # what a small model knows: the answer must have the word in it
+KNOWN = {  # what even a small model knows: the answer must have the word in it
     "What is the capital of France?": "Paris",
-    "What is the capital of Italy?": "Rome",
     "What is the capital of Japan?": "Tokyo",
+    "What is the capital of Egypt?": "Cairo",
+    "What is the capital of England?": "London",
+    "What is the capital of Poland?": "Warsaw",
+    "What is the capital of South Korea?": "Seoul",
+    "What is the capital of Cuba?": "Havana",
     "What is the capital of Germany?": "Berlin",
-    "What is the capital of Spain?": "Madrid",
-    "What is the capital of Russia?": "Moscow",
-    "What is the capital of China?": "Beijing",
-    "What is the capital of Greece?": "Athens",
-    "Which planet do we live on?": "Earth",
-    "Who wrote Romeo and Juliet?": "Shakespeare",
-    "What is the chemical formula of water?": "H2O",
-    "What is the largest planet in our solar system?": "Jupiter",
+    "In which country is the Eiffel Tower?": "France",
+    "What language is spoken in Brazil?": "Portuguese",
+    "What color is the sky on a clear day?": "blue",
+    "What is 2 + 2?": "4",
+    "What is the opposite of hot?": "cold",
+    "Who painted the Mona Lisa?": "Leonardo",
+    "Who wrote Hamlet?": "Shakespeare",
+    "Who discovered gravity?": "Newton",
+    "What gas do humans need to breathe?": "oxygen",
 }
 _ASKS = (
     "Tell me about",
@@ -85,7 +90,7 @@ def problem_of(question: str, answer: str) -> str | None:
     if len(words) >= 20 and len(set(words)) < 5:
         return "repeats itself"
     known = KNOWN.get(question)
-    return f"does not say {known}" if known is not None and known not in answer.replace("₂", "2") else None
+    return f"does not say {known}" if known is not None and known not in answer else None
 
 
 @dataclass(frozen=True)
@@ -185,7 +190,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="the model, or its pieces in order")
     parser.add_argument("--clients", type=int, default=256, help="chats at the same time (256)")
     parser.add_argument("--dtypes", default="bfloat16,float32", help="one server each (bfloat16,float32)")
-    parser.add_argument("--equal", type=float, default=0.6, help="least share of equal answers in bfloat16 (0.6)")
+    parser.add_argument("--equal", type=float, default=0.5, help="least share of equal answers in bfloat16 (0.5)")
     parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()), help="folder for the servers' output")
     parser.add_argument("--out", type=Path, help="write the results as JSON there")
     args = parser.parse_args(own)
