@@ -155,18 +155,25 @@ class Model:
         lengths = next((s for e in self.engines if (s := self.get("serve", e, "lengths"))), None)
         for name in sorted(self.keys("serve", "loads"), key=load_order):
             load = parse_load(name)
-            at_once = load.get("max_concurrency") or (load["num_prompts"] if "request_rate" not in load else None)
+            at_once = load.get("max_concurrency")
             title = f"serving {lengths[0]}/{lengths[1]}, {load_title(load)}"
-            floor = self.floor.serving_tok_s(at_once, *lengths) if at_once else None
+            floor = self._serving_floor(load, lengths)
             yield self.row(f"{title}: output", "tok/s", "serve", "loads", name, "output_throughput", floor=floor, rate=True)
-            first = self.floor.prefill_s(1, lengths[0]) * 1e3
+            first = self.floor.prefill_s(1, lengths[0]) * 1e3 if at_once == 1 or "request_rate" in load else None
             step = self.floor.decode_s(at_once, lengths[0] + lengths[1] / 2) * 1e3 if at_once else None
-            yield self.row(
-                f"{title}: TTFT median", "ms", "serve", "loads", name, "median_ttft_ms", floor=first if at_once in (None, 1) else None
-            )
+            yield self.row(f"{title}: TTFT median", "ms", "serve", "loads", name, "median_ttft_ms", floor=first)
             yield self.row(f"{title}: TTFT p99", "ms", "serve", "loads", name, "p99_ttft_ms")
             yield self.row(f"{title}: TPOT median", "ms", "serve", "loads", name, "median_tpot_ms", floor=step)
             yield self.row(f"{title}: ITL p99", "ms", "serve", "loads", name, "p99_itl_ms")
+
+    def _serving_floor(self, load: dict[str, Any], lengths: Sequence[int]) -> float | None:
+        """Output tokens a second; None for a rate, which is what was offered."""
+        if "request_rate" in load:
+            return None
+        if "max_concurrency" in load:
+            return self.floor.serving_tok_s(load["max_concurrency"], *lengths)
+        count = load["num_prompts"]
+        return count * lengths[1] / self.floor.mixed_s([(lengths[0], lengths[1])] * count)
 
     def _prefix(self) -> Iterator[Row | None]:
         tokens = next((t for e in self.engines if (t := self.get("prefix", e, "tokens"))), None)
@@ -305,7 +312,8 @@ def _finish(axes: Any, title: str, ticks: Sequence[float], *, log_y: bool) -> No
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     if log_y:
-        axes.set_yscale("log")
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter("{x:g}")
     else:
         axes.set_ylim(bottom=0)
     axes.grid(alpha=0.25)
@@ -348,8 +356,9 @@ def plot_serving(model: Model, path: Path) -> Path:
             values = [loads[n][metric] for n in names]
             axes.plot([at[n] for n in names], values, style, marker="o", markersize=4, color=color, label=label)
     floor = {"color": "black", "linestyle": ":", "label": "floor"}
-    middle.plot(ticks, [model.floor.decode_s(n, lengths[0] + lengths[1] / 2) * 1e3 for n in ticks], **floor)
-    bottom.plot(ticks, [model.floor.serving_tok_s(n, *lengths) for n in ticks], **floor)
+    limited = sorted({int(at[name]) for name in at if "max_concurrency" in parse_load(name)})
+    middle.plot(limited, [model.floor.decode_s(n, lengths[0] + lengths[1] / 2) * 1e3 for n in limited], **floor)
+    bottom.plot(ticks, [model.floor.serving_tok_s(n, *lengths) for n in ticks], **floor | {"label": "at the floor"})
     bottom.set_xlabel("Requests in flight")
     _finish(top, "Time to first token (ms)", ticks, log_y=True)
     _finish(middle, "Time per further token (ms)", ticks, log_y=True)
