@@ -333,7 +333,7 @@ def plot_decode(model: Model, path: Path) -> Path:
     context = next(c for e in model.engines if (c := model.get("decode", e, "context")) is not None)
     axes.plot(ticks, [model.floor.decode_s(b, context) * 1e3 for b in ticks], color="black", linestyle=":", label="floor")
     axes.set_xlabel(f"Sequences in the batch ({context:.0f} tokens of context)")
-    _finish(axes, "Decode step (ms)", ticks, log_y=True)
+    _finish(axes, "Decode step (ms)", ticks, log_y=False)
     figure.suptitle(model.name, fontsize=11)
     figure.savefig(path, dpi=120, format="png")
     return path
