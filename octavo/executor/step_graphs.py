@@ -34,12 +34,40 @@ if TYPE_CHECKING:
 
 LOGITS = "logits"  # stop after the logits: the sampler goes on eagerly (penalties, masks, log-probabilities …)
 MAX_PROMPTS = 8
-PROMPT_TOKENS = [16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, GRAPH_PROMPT_TOKENS]
+PROMPT_TOKENS = [16, 64, 128, 256, 384, 512, 768, 1024, 1536, GRAPH_PROMPT_TOKENS]
 
 
 def bucket_sizes(max_rows: int) -> list[int]:
-    """1, 2, 4, then multiples of 8 to 64, of 16 to 256, of 32 to 512, of 64 above; the last is max_rows."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 512, 32), *range(512, max_rows + 1, 64)]
+    """1, 2, 4, then steps of an eighth to a half; the last is max_rows.
+
+    Padding costs little: attention skips it, and below some hundred rows the layers wait for their weights. A graph costs some
+    ten milliseconds at its first use.
+    """
+    sizes = [
+        1,
+        2,
+        4,
+        8,
+        16,
+        24,
+        32,
+        48,
+        64,
+        96,
+        128,
+        160,
+        192,
+        224,
+        256,
+        320,
+        384,
+        448,
+        512,
+        640,
+        768,
+        896,
+        *range(1024, max_rows + 1, 256),
+    ]
     return [s for s in sizes if s < max_rows] + [max_rows]
 
 
@@ -52,7 +80,7 @@ class StepGraphs:
         self.spare_row = max_rows
         device = runner.device
         self.sizes = bucket_sizes(max_rows)
-        self.mixed_sizes = [s for s in (8, 32, 64, 128, 192, 256, 384, 512, 768) if s < max_rows] + [max_rows]
+        self.mixed_sizes = [s for s in (8, 32, 64, 128, 192, 256, 384, 512, 768, 1024) if s < max_rows] + [max_rows]
         self.row_index = torch.full((max_rows,), self.spare_row, dtype=torch.int64, device=device)
         self.places = torch.arange(max(max_rows, PROMPT_TOKENS[-1]) + 1, dtype=torch.int64, device=device)
         self.prompt_inputs = torch.zeros(3 * PROMPT_TOKENS[-1] + 6 * MAX_PROMPTS + 1, dtype=torch.int64, device=device)
