@@ -99,6 +99,7 @@ class StaticBatches:
 
 def main() -> None:
     name, folder, fd, start, options = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), json.loads(sys.argv[5])
+    sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).resolve().parent]  # our names are not theirs
     os.set_inheritable(fd, False)  # or the engine's own processes would hold it open when this one has died
     replies = os.fdopen(fd, "w", buffering=1)
 

@@ -294,7 +294,15 @@ async def run(args: argparse.Namespace, url: str, vocab: int, memory: Memory, pr
             while time.monotonic() < stop and process.poll() is None and len(tally.failures) < 50:
                 await send(client, generator.next(), tally, context)
 
-        await asyncio.gather(*(visitor() for _ in range(args.concurrency)))
+        visitors = [asyncio.create_task(visitor()) for _ in range(args.concurrency)]
+        _, late = await asyncio.wait(visitors, timeout=args.seconds + args.patience)
+        for task in late:
+            task.cancel()
+        for ended in await asyncio.gather(*visitors, return_exceptions=True):
+            if isinstance(ended, asyncio.CancelledError):
+                tally.failures.append(f"a request was not answered {args.patience:.0f} s after the end")
+            elif isinstance(ended, BaseException):
+                raise ended
         left_over = await wait_idle(client)
         after = await calm(client, vocab, context, "after")
         status, _ = await client.send(client.encode("GET", "/health"))
@@ -358,7 +366,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("model", help="folder (weights are dummies where it has none) or GGUF file")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long (60)")
     parser.add_argument("--concurrency", type=int, default=64, help="clients at the same time (64)")
-    parser.add_argument("--patience", type=float, default=180.0, help="seconds after which an answer counts as lost (180)")
+    parser.add_argument("--patience", type=float, default=90.0, help="seconds after which an answer counts as lost (90)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write the result as JSON there")
     args = parser.parse_args(own)

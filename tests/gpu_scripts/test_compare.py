@@ -50,7 +50,7 @@ def test_every_part_is_measured_and_reported(
     assert records["decode"]["version"] == "0.0-fake"
     for batch, step in records["decode"]["values"]["steps"].items():
         expected = 2.0 * int(batch) ** 0.5  # the fake's own
-        assert 0.6 * expected <= step["step_ms"] < 4 * expected and step["lowest_ms"] <= step["step_ms"] <= step["highest_ms"]
+        assert 0.6 * expected <= step["step_ms"] < 10 * expected and step["lowest_ms"] <= step["step_ms"] <= step["highest_ms"]
         assert len(step["long_s"]) == 2
     startup = records["startup"]["values"]
     assert 0 < startup["cold"]["import_s"] <= startup["cold"]["ready_s"] < startup["cold"]["first_answer_s"]
