@@ -213,12 +213,16 @@ def steps(request: dict[str, Any], gpu: Gpu) -> list[tuple[bool, Callable[[], An
     def prompts(decodes: int, tokens: int, mode: str) -> Callable[[], Any]:
         return lambda: graphs._mixed_body(decodes, tokens, MAX_PROMPTS, mode)
 
+    def long_prompts(tokens: int, mode: str) -> Callable[[], Any]:
+        packed = torch.empty(3 * tokens + 6 * 2 + 1, dtype=torch.int64, device=runner.device)
+        return lambda: graphs._mixed_body(mixed[0], tokens, 2, mode, packed, tokens)
+
     modes = (GREEDY, RANDOM, TRUNCATED)
     # What the warm-up runs, which the first answer waits for, and then what a first request is likely to ask for.
     found: list[tuple[bool, Callable[[], Any]]] = [(True, lambda: uploads(runner))]
-    found += [(True, prompts(0, PROMPT_TOKENS[0], GREEDY)), (True, decode(1, GREEDY))]
+    found += [(True, prompts(0, PROMPT_TOKENS[0], mode)) for mode in (GREEDY, RANDOM)] + [(True, decode(1, GREEDY))]
     found += [(False, prompts(0, PROMPT_TOKENS[0], mode)) for mode in modes] + [(False, decode(1, mode)) for mode in (*modes, LOGITS)]
-    found += [(False, lambda: eager(runner))]
+    found += [(False, lambda: eager(runner))] + [(False, long_prompts(tokens, mode)) for tokens in (4096, 4097) for mode in modes]
     found += [(False, prompts(0, tokens, mode)) for tokens in PROMPT_TOKENS[-1:] for mode in modes]
     found += [(False, decode(bucket, mode)) for bucket in graphs.sizes for mode in (*modes, LOGITS)]
     # What varies with prompts' tokens is whether there are few rows, and then how many.
@@ -235,7 +239,7 @@ def uploads(runner: Any) -> None:
 
 
 def eager(runner: Any) -> None:
-    """A prompt that is too long for a captured step: the same layers, block tables gathered by the host."""
+    """A step that no body of ``StepGraphs`` runs: the same layers, block tables gathered by the host."""
     from octavo.attention.base import AttentionMetadata, ForwardContext
 
     tokens, device = 4096, runner.device
