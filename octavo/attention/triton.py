@@ -19,8 +19,8 @@ import torch
 from octavo.attention.base import AttentionLayerSpec, AttentionMetadata, ForwardContext
 from octavo.errors import ConfigError
 from octavo.kernels.attention_plan import DecodePlan, make_decode_plan, plan_decode, plan_extend
-from octavo.kernels.decode_attention import DecodeConfig, DecodeWorkspace, decode_attention, decode_config, make_decode_workspace, max_chunks
-from octavo.kernels.decode_config import BATCHES
+from octavo.kernels.decode_attention import DecodeWorkspace, decode_attention, make_decode_workspace, max_chunks
+from octavo.kernels.decode_config import BATCHES, DecodeConfig, decode_config
 from octavo.kernels.extend_attention import ExtendConfig, extend_attention, extend_config
 from octavo.kernels.write_kv import write_kv
 
@@ -155,17 +155,18 @@ class TritonAttention:
         config = self._config(layer, dtype, batch)
         multiprocessors = _multiprocessors(device)
         programs = self._programs or multiprocessors * config.programs_per_sm
-        key = (layer.num_heads, layer.num_kv_heads, layer.head_dim, device, layer.sliding_window, programs, config.block_n, config.min_chunk)
+        heads = (layer.num_heads, layer.num_kv_heads, layer.head_dim)
+        shape = (*heads, device, programs)
+        key = (*shape, layer.sliding_window, config.block_n, config.min_chunk)
         if key not in self._plans:
             _refuse_capture("make_workspace with this layer")
             chunks = max_chunks(layer.num_kv_heads, multiprocessors)
             self._plans[key] = plan = make_decode_plan(
                 self._max_seqs, programs, device, block_n=config.block_n, min_chunk=config.min_chunk, max_chunks=chunks
             )
-            shape = (*key[:4], programs)
             if shape not in self._workspaces:
-                self._workspaces[shape] = make_decode_workspace(plan, *key[:3])
-        return self._plans[key], self._workspaces[(*key[:4], programs)]
+                self._workspaces[shape] = make_decode_workspace(plan, *heads)
+        return self._plans[key], self._workspaces[shape]
 
     def _use_pdl(self, device: torch.device) -> bool:
         if self._pdl is None:

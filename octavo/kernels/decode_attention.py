@@ -9,6 +9,7 @@ in the order of the chunks. So who folds is a matter of timing, and what comes o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -381,6 +382,7 @@ def decode_attention(
     v_scale: float = 1.0,
     config: DecodeConfig | None = None,
     pdl: bool = False,
+    compile_only: bool = False,
 ) -> None:
     """Row s of out [>= S, num_heads * head_dim] = attention of q's row s over the plan's sequence s. One launch.
 
@@ -389,6 +391,7 @@ def decode_attention(
     block_tables: int32 [rows, max_blocks], indexed by the plan's rows
     plan:         by ``plan_decode`` with the same window and KV heads; rows of padding (length 0) become zero
     pdl:          launch as a programmatic dependent; the kernel before must have waited for the plan before it released this one
+    compile_only: fill Triton's cache on disk, and launch nothing
     Results depend on the sequence alone, bit for bit, never on the batch around it.
     """
     kv_heads, block_size, dim = kv_cache.shape[2:]
@@ -399,7 +402,8 @@ def decode_attention(
     dim_pad, group_pad = triton.next_power_of_2(dim), triton.next_power_of_2(group)
     # exp2 wants scores in base 2; a soft cap comes between
     scale = scale * k_scale * (1.0 if soft_cap is not None else LOG2_E)
-    _decode_kernel[(plan.programs,)](
+    launch = partial(_decode_kernel.warmup, grid=(plan.programs,)) if compile_only else _decode_kernel[(plan.programs,)]
+    launch(
         q, q.stride(0), out, out.stride(0), kv_cache, *kv_cache.stride()[:4],
         block_tables, block_tables.stride(0), plan.seqs, plan.starts, workspace.acc, workspace.ml, workspace.arrived,
         scale, soft_cap or 0.0, v_scale, window or 0,
