@@ -233,9 +233,7 @@ async def beam_generate(
         step_params = search.step_params
         if step == 0 and prompt_logprobs is not None:
             step_params = msgspec.structs.replace(step_params, prompt_logprobs=prompt_logprobs)
-        stream = engine.generate(
-            token_ids, step_params, request_id=f"{request_id}-{step}.{beam}", priority=priority, cache_salt=cache_salt
-        )
+        stream = engine.generate(token_ids, step_params, request_id=f"{request_id}-{step}.{beam}", priority=priority, cache_salt=cache_salt)
         result: RequestOutput | None = None
         async with aclosing(stream):
             async for output in stream:

@@ -16,7 +16,7 @@ from octavo.frontend.outputs import Logprob
 from tests.e2e.demo import demo_model_path, text_prompts
 from tests.models.helpers import tiny_transformers_model
 
-EOS = [3, 17, 60]
+EOS = list(range(3, 131, 8))
 PROMPTS = [[5, 9, 40, 22], [100, 2, 2, 64, 91, 8, 15, 16, 23, 42, 77, 1, 30, 31, 32, 33, 34, 35], [11]]
 
 
