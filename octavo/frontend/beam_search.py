@@ -168,19 +168,21 @@ class BeamSearch:
 
     def _output(self, index: int, beam: Beam, tokenizer: Any | None) -> CompletionOutput:
         params = self.params
-        text = ""
-        if tokenizer is not None:
-            detokenizer = Detokenizer(
-                tokenizer,
-                skip_special_tokens=params.skip_special_tokens,
-                spaces_between_special_tokens=params.spaces_between_special_tokens,
-            )
-            hidden = 1 if beam.by_eos and not params.include_stop_str_in_output else 0
-            text = detokenizer.push(beam.token_ids[: len(beam.token_ids) - hidden]) + detokenizer.finish()
+        hidden = 1 if beam.by_eos and not params.include_stop_str_in_output else 0
+        text = _text(beam.token_ids[: len(beam.token_ids) - hidden], tokenizer, params)
         logprobs = None
         if params.logprobs is not None:
             logprobs = [_cut(position, token, params.logprobs) for token, position in zip(beam.token_ids, beam.positions, strict=True)]
         return CompletionOutput(index, text, beam.token_ids, beam.total, logprobs, "stop" if beam.by_eos else "length", None)
+
+
+def _text(token_ids: list[int], tokenizer: Any | None, params: BeamSearchParams) -> str:
+    if tokenizer is None:
+        return ""
+    if params.spaces_between_special_tokens:
+        return tokenizer.decode(token_ids, skip_special_tokens=params.skip_special_tokens)
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens, spaces_between_special_tokens=False)
+    return detokenizer.push(token_ids) + detokenizer.finish()
 
 
 def _cut(position: dict[int, Logprob], token: int, count: int) -> dict[int, Logprob]:

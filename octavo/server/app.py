@@ -106,6 +106,8 @@ def create_app(
         Route("/v1/models", utility.models),
         Route("/v1/models/{name:path}", utility.model),
         Route("/health", utility.health),
+        Route("/ping", utility.ping, methods=["GET", "POST"]),
+        Route("/load", utility.load),
         Route("/version", utility.version),
         Route("/metrics", utility.metrics),
         Route("/tokenize", utility.tokenize, methods=["POST"]),
