@@ -108,6 +108,8 @@ def chat_params(request: ChatRequest, context: ServerContext) -> SamplingParams:
             f"max_completion_tokens ({max_tokens}) and its older name max_tokens ({request.max_tokens}) differ; send one.",
             param="max_completion_tokens",
         )
+    if max_tokens is not None and max_tokens < 0 and request.max_completion_tokens is not None:
+        raise RequestError(f"max_completion_tokens must be at least 0, got {max_tokens}.", param="max_completion_tokens")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     return sampling_params(request, context, max_tokens=max_tokens, logprobs=logprobs)
 
