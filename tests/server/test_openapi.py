@@ -175,10 +175,10 @@ def api(server: Any) -> Any:
 
 
 def _tame(body: Any) -> Any:
-    """A generated body such that more of it is served: a name that exists, short answers, no refused fields."""
+    """A generated body such that more of it is served: a model and a prompt that exist, short answers, few other fields."""
     if isinstance(body, dict) and ("messages" in body or "prompt" in body):
         body = {name: value for name, value in body.items() if name not in REFUSED}
-        body["model"] = MODEL
+        body |= {"model": MODEL, "messages": HELLO} if "messages" in body else {"model": MODEL, "prompt": ["hello", "the sea"]}
         body["max_tokens"] = 3
         for name in ("max_completion_tokens", "stream_options", "n", "best_of", "priority"):
             body.pop(name, None)
@@ -202,7 +202,7 @@ def test_bounds_are_those_that_are_checked(server: Any, document: dict[str, Any]
                 if bound not in bounds:
                     continue
                 tried += 1
-                body = {**start, "max_tokens": 2, **needs.get(name, {})}
+                body = {**start, "max_tokens": None if name == "max_completion_tokens" else 2, **needs.get(name, {})}
                 beyond = client.post(path, json={**body, name: bounds[bound] + step})
                 assert beyond.status_code == 400 and beyond.json()["error"]["param"] == name, (name, beyond.text)
                 if bound != "exclusiveMinimum":
@@ -240,7 +240,6 @@ def test_whatever_is_sent_is_answered_as_described(server: Any, api: Any, mode: 
 
         run()
     assert httpx.get(server.url + "/health").status_code == 200
-    print(mode, tame, statuses)
     assert set(statuses) - {200}, "nothing was refused" if mode == "NEGATIVE" else statuses
     if mode == "POSITIVE":
-        assert statuses.get(200, 0) >= 10, statuses
+        assert statuses.get(200, 0) >= (40 if tame else 10), statuses
