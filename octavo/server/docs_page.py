@@ -81,7 +81,7 @@ const show = (api) => {
   const groups = {};
   for (const [path, methods] of Object.entries(api.paths))
     for (const [method, operation] of Object.entries(methods)) (groups[operation.tags[0]] ||= []).push([path, method, operation]);
-  for (const [tag, operations] of Object.entries(groups)) {
+  for (const [tag, operations] of Object.entries(groups).sort()) {
     page.append(make("h2", tag));
     for (const [path, method, operation] of operations) {
       const tagElement = make("span", method.toUpperCase());
@@ -110,8 +110,27 @@ const show = (api) => {
   addEventListener("hashchange", open);
   open();
 };
-fetch("openapi.json").then((answer) => { if (!answer.ok) throw new Error("HTTP " + answer.status); return answer.json(); }).then(show)
-  .catch((error) => { document.getElementById("page").textContent = "openapi.json cannot be read: " + error.message; });
+const read = async (key) => {
+  const answer = await fetch("openapi.json", key ? { headers: { Authorization: "Bearer " + key } } : {});
+  if (answer.status === 401) return askForKey(key);
+  if (!answer.ok) throw new Error("HTTP " + answer.status);
+  show(await answer.json());
+};
+const load = (key) => read(key).catch((error) => {
+  document.getElementById("page").textContent = "openapi.json cannot be read: " + error.message;
+});
+const askForKey = (before) => {
+  const field = make("input");
+  field.type = "password";
+  field.autocomplete = "off";
+  const label = make("label", before ? "That key is not right. API key: " : "This server wants an API key: ", field);
+  const button = make("button", "Show");
+  button.onclick = () => load(field.value);
+  field.onkeydown = (event) => { if (event.key === "Enter") load(field.value); };
+  document.getElementById("page").replaceChildren(label, " ", button);
+  field.focus();
+};
+load("");
 """
 
 PAGE = f"""<!doctype html>
