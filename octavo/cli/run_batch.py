@@ -26,8 +26,8 @@ OPTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="Requests, a JSON object a line (OpenAI's batch format).")
-    parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="Where the answers go, a JSON object a line.")
+    parser.add_argument("-i", "--input-file", metavar="FILE", help="Requests, a JSON object a line (OpenAI's batch format).")
+    parser.add_argument("-o", "--output-file", metavar="FILE", help="Where the answers go, a JSON object a line.")
     parser.add_argument("--resume", action="store_true", help="Go on with an output file: requests that it answers are left out.")
     parser.add_argument("--overwrite", action="store_true", help="Replace an output file that is there.")
     parser.add_argument(
@@ -63,6 +63,8 @@ def _files(args: argparse.Namespace) -> tuple[Path, Path]:
     """Both paths, checked before anything is loaded. Raises ConfigError."""
     from octavo.server.batch_file import local_path
 
+    if args.input_file is None or args.output_file is None:
+        raise ConfigError("run-batch needs both: -i FILE with requests, and -o FILE for the answers.")
     source, target = local_path(args.input_file, "--input-file"), local_path(args.output_file, "--output-file")
     if not source.is_file():
         raise ConfigError(f"--input-file {source}: there is no such file.")
