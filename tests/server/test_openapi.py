@@ -86,7 +86,9 @@ def test_references_resolve_and_names_are_ours(document: dict[str, Any]) -> None
 
 def test_with_a_key(start_server: Any) -> None:
     running = start_server(api_key=("key",))
-    document = httpx.get(running.url + "/openapi.json").json()
+    assert httpx.get(running.url + "/openapi.json").status_code == 401
+    assert httpx.get(running.url + "/docs").status_code == 200  # an empty page, which asks for the key
+    document = httpx.get(running.url + "/openapi.json", headers={"Authorization": "Bearer key"}).json()
     assert document["security"] == [{"key": []}] and document["components"]["securitySchemes"]
     assert document["paths"]["/health"]["get"]["security"] == [] and "security" not in document["paths"]["/load"]["get"]
 
