@@ -21,7 +21,7 @@ from octavo.frontend.detokenizer import Detokenizer
 from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.frontend.params import SamplingParams
 
-MAX_BEAM_WIDTH = 128
+MAX_BEAM_WIDTH = 32  # a step's candidates are its square, some times over, and are sorted on the event loop
 _WORST = -math.inf
 
 
@@ -172,7 +172,7 @@ class BeamSearch:
         text = _text(beam.token_ids[: len(beam.token_ids) - hidden], tokenizer, params)
         logprobs = None
         if params.logprobs is not None:
-            logprobs = [_cut(position, token, params.logprobs) for token, position in zip(beam.token_ids, beam.positions, strict=True)]
+            logprobs = [_cut(position, token, params.logprobs, tokenizer) for token, position in zip(beam.token_ids, beam.positions, strict=True)]
         return CompletionOutput(index, text, beam.token_ids, beam.total, logprobs, "stop" if beam.by_eos else "length", None)
 
 
@@ -185,10 +185,11 @@ def _text(token_ids: list[int], tokenizer: Any | None, params: BeamSearchParams)
     return detokenizer.push(token_ids) + detokenizer.finish()
 
 
-def _cut(position: dict[int, Logprob], token: int, count: int) -> dict[int, Logprob]:
-    """The chosen token first, then the ``count`` best, best first."""
-    best = sorted(position.items(), key=lambda item: item[1].rank or 0)[: len(position) if count < 0 else count]
-    return {token: position[token], **dict(best)}
+def _cut(position: dict[int, Logprob], token: int, count: int, tokenizer: Any | None) -> dict[int, Logprob]:
+    """The chosen token first, then the ``count`` best, best first; with their texts, which the search has no use for."""
+    best = sorted(position, key=lambda t: position[t].rank or 0)[: len(position) if count < 0 else count]
+    texts = {t: tokenizer.decode([t], skip_special_tokens=False) if tokenizer is not None else None for t in (token, *best)}
+    return {t: Logprob(position[t].logprob, position[t].rank, text) for t, text in texts.items()}
 
 
 def start_search(

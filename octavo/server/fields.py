@@ -60,7 +60,7 @@ SUPPORTED: dict[str, str] = {
     "return_tokens_as_token_ids": 'Log-probabilities name tokens as "token_id:ID".',
     "detokenize": "false: no text, for clients that take token ids.",
     "use_beam_search": "The n likeliest sequences, as transformers' beam search finds them. Not in a stream; sampling fields are refused.",
-    "beam_width": "Beams of the search; without it n.",
+    "beam_width": "Beams of the search, up to 32; without it n.",
     "length_penalty": "Beam search: sequences are ranked by sum of log-probabilities / length ** length_penalty. Default 1.",
     "early_stopping": 'Beam search: true, false or "never", as in transformers.',
     "priority": "Lower runs first; needs --scheduling-policy priority.",
@@ -116,7 +116,7 @@ RANGES: dict[str, dict[str, float]] = {
     "logprobs": _NATURAL,
     "top_logprobs": _NATURAL,
     "truncate_prompt_tokens": {"minimum": -1},
-    "beam_width": {"minimum": 1, "maximum": 128},
+    "beam_width": {"minimum": 1, "maximum": 32},
     "length_penalty": {"minimum": -10, "maximum": 10},
 }
 

@@ -101,7 +101,7 @@ CHAT_REFUSALS = [
     ({"early_stopping": True}, "early_stopping", "use_beam_search"),
     ({"early_stopping": "always"}, "early_stopping", "always"),
     ({"use_beam_search": True, "n": 3, "beam_width": 2}, "n", "1 to beam_width (2)"),
-    ({"use_beam_search": True, "beam_width": 129}, "beam_width", "1 to 128"),
+    ({"use_beam_search": True, "beam_width": 33}, "beam_width", "1 to 32"),
     ({"use_beam_search": True, "temperature": 0.5}, "temperature", "set it to 0"),
     ({"use_beam_search": True, "top_p": 0.9}, "top_p", "set it to 1"),
     ({"use_beam_search": True, "stop": "x"}, "stop", "leave it out"),
