@@ -172,7 +172,8 @@ class BeamSearch:
         text = _text(beam.token_ids[: len(beam.token_ids) - hidden], tokenizer, params)
         logprobs = None
         if params.logprobs is not None:
-            logprobs = [_cut(position, token, params.logprobs, tokenizer) for token, position in zip(beam.token_ids, beam.positions, strict=True)]
+            pairs = zip(beam.token_ids, beam.positions, strict=True)
+            logprobs = [_cut(position, token, params.logprobs, tokenizer) for token, position in pairs]
         return CompletionOutput(index, text, beam.token_ids, beam.total, logprobs, "stop" if beam.by_eos else "length", None)
 
 
