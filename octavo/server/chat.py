@@ -29,7 +29,7 @@ class ChatEndpoint(GenerationEndpoint):
         prompt = await chat_prompt(request, self.context)
         try:
             return Job(
-                self.context, request, self.response_id(request, scope), model, [prompt], params, start, beam_params(request, params)
+                self.context, request, self.response_id(request, scope), model, [prompt], params, start, beams=beam_params(request, params)
             )
         except RequestError as error:
             if error.param == "prompt":  # what the engine knows as the prompt came as messages

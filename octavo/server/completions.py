@@ -26,7 +26,9 @@ class CompletionEndpoint(GenerationEndpoint):
         model = self.context.check_model(request.model)
         params = completion_params(request, self.context)
         prompts = await completion_prompts(request, self.context)
-        return Job(self.context, request, self.response_id(request, scope), model, prompts, params, start, beam_params(request, params))
+        return Job(
+            self.context, request, self.response_id(request, scope), model, prompts, params, start, beams=beam_params(request, params)
+        )
 
     async def answer(self, job: Job) -> bytes:
         request: CompletionRequest = job.request  # type: ignore[assignment]

@@ -159,6 +159,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "min_tokens": (0,),
     "detokenize": (True,),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "parallel_tool_calls": (True, False),
+    "include_reasoning": (True,),
 }
 
 
