@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
     from octavo.frontend.async_llm import AsyncLLM
+    from octavo.frontend.beam_search import BeamSearchParams
     from octavo.frontend.llm import LLM
     from octavo.frontend.outputs import CompletionOutput, RequestOutput
     from octavo.frontend.params import SamplingParams
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "LLM": "octavo.frontend.llm",
     "AsyncLLM": "octavo.frontend.async_llm",
+    "BeamSearchParams": "octavo.frontend.beam_search",
     "SamplingParams": "octavo.frontend.params",
     "StructuredOutputsParams": "octavo.frontend.structured",
     "RequestOutput": "octavo.frontend.outputs",
@@ -30,6 +32,7 @@ _EXPORTS = {
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
     "RequestOutput",

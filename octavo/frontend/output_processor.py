@@ -27,7 +27,7 @@ class SequenceOutput:
     def __init__(self, index: int, params: SamplingParams, tokenizer: Any | None) -> None:
         self.index = index
         self.params = params
-        self.tokenizer = tokenizer
+        self.tokenizer = tokenizer if params.detokenize else None  # of log-probabilities' tokens, too
         self.detokenizer = None
         self.checker = None
         if tokenizer is not None and params.detokenize:
