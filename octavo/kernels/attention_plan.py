@@ -145,7 +145,7 @@ def _extend_plan_kernel(
 
 @dataclass(slots=True)
 class DecodePlan:
-    """seqs int32 [capacity + 1, 4], starts int32 [programs, 4]: FIELDS says what. Its numbers must be those of the kernel that runs it.
+    """seqs int32 [capacity + 2, 4], starts int32 [programs, 4]: FIELDS says what. Its numbers must be those of the kernel that runs it.
 
     block_n: tokens a tile. max_chunks: at most so many chunks a sequence, which its partial results must have room for.
     """
@@ -160,7 +160,7 @@ class DecodePlan:
     @property
     def capacity(self) -> int:
         """Sequences."""
-        return self.seqs.shape[0] - 1
+        return self.seqs.shape[0] - 2
 
 
 def make_decode_plan(
@@ -169,7 +169,7 @@ def make_decode_plan(
     """Buffers for ``max_seqs`` sequences. Results depend on block_n, min_chunk and max_chunks (in the last bits), not on programs."""
     if ALIGN % block_n:
         raise ValueError(f"block_n {block_n} does not divide {ALIGN}.")
-    seqs = torch.zeros(max_seqs + 1, FIELDS, dtype=torch.int32, device=device)
+    seqs = torch.zeros(max_seqs + 2, FIELDS, dtype=torch.int32, device=device)
     starts = torch.zeros(programs, FIELDS, dtype=torch.int32, device=device)
     return DecodePlan(seqs, starts, programs, block_n, min_chunk, max_chunks)
 
