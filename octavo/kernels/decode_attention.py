@@ -432,5 +432,5 @@ def decode_attention(
         WINDOWED=window is not None, CAPPED=soft_cap is not None, MAX_CHUNKS=plan.max_chunks,
         SWAPPED=config.swapped, PREFETCH=config.prefetch if pdl else 0, FIELDS=FIELDS, LOG2_E=LOG2_E,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
-        num_warps=config.num_warps, num_stages=config.num_stages, **({"launch_pdl": True} if pdl else {}),
+        **config.options(), **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
