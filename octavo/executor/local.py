@@ -17,8 +17,8 @@ from octavo.attention.selector import select_backend
 from octavo.config import EngineConfig
 from octavo.distributed.group import Group
 from octavo.errors import ConfigError, OutOfMemoryError
-from octavo.executor.kernel_keys import settle_cache_keys
 from octavo.executor.footprint import GRAPH_SHARE, MOST_GRAPHS
+from octavo.executor.kernel_keys import settle_cache_keys
 from octavo.executor.memory import Room, available_memory, check_fits, explained, gib, kv_budget, with_rows
 from octavo.executor.model_runner import ModelRunner, PendingStep
 from octavo.executor.profile import step_peak_bytes
