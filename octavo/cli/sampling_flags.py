@@ -41,7 +41,7 @@ HELP = {
     "allowed_token_ids": "Generate only these token ids, separated by commas.",
     "logit_bias": 'Added to logits, as JSON: {"token id": number}, -100 to 100.',
 }
-WITHOUT_FLAG = {"detokenize"}  # the commands print text
+WITHOUT_FLAG = {"detokenize", "kept_special_tokens"}  # the commands print text, and parse none
 _IDS = {"stop_token_ids", "allowed_token_ids"}
 _TEXTS = {"stop", "bad_words"}
 _METAVARS: dict[Any, str] = {int: "N", float: "X"}

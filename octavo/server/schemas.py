@@ -27,7 +27,6 @@ ACCEPTED: dict[str, str] = {
     "prompt_cache_key": "routes to a warm cache at OpenAI; the prefix cache here needs no key",
     "prompt_cache_retention": "how long OpenAI keeps a cache",
     "prompt_cache_options": "the same, newer",
-    "parallel_tool_calls": "says nothing without tools",
 }
 
 
@@ -42,10 +41,8 @@ def _text_format(value: Any) -> bool:
 _LATER = "is not supported yet; leave it out"
 # field -> (which values ask for nothing and pass, what to say about the others)
 REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "tools": (_is([]), f"{_LATER} (tool calling)."),
-    "tool_choice": (_is("none", "auto"), f"{_LATER} (tool calling)."),
-    "functions": (_is([]), "is not supported; it is OpenAI's old form of tools."),
-    "function_call": (_is("none", "auto"), "is not supported; it is OpenAI's old form of tool_choice."),
+    "functions": (_is([]), "is not supported; it is OpenAI's old form of tools: send tools."),
+    "function_call": (_is("none", "auto"), "is not supported; it is OpenAI's old form of tool_choice: send that."),
     "response_format": (_text_format, 'is not supported yet (structured output), other than {"type": "text"}.'),
     "structured_outputs": (_is(), f"{_LATER} (structured output)."),
     "guided_json": (_is(), f"{_LATER} (structured output)."),
@@ -202,6 +199,21 @@ class ToolMessage(msgspec.Struct, tag_field="role", tag="tool", kw_only=True, fo
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
+class FunctionDefinition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """``strict`` is accepted: forced calls always keep to the schema; others are as good as the model."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str = "function"
+    function: FunctionDefinition | None = None
+    custom: Any = None  # of the type "custom", which is refused by name
+
+
 class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/chat/completions."""
 
@@ -213,12 +225,16 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None  # None: unless continue_final_message
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None  # handed to the template, for models that read it there
-    parallel_tool_calls: bool | None = None
+    # reasoning
+    reasoning_effort: str | None = None  # for the template; bounds the thinking of models whose template knows no effort
+    thinking_token_budget: int | None = None  # most tokens of reasoning; then its end is forced
+    include_reasoning: bool | None = None  # false: it is generated and counted, but not sent
+    # tools
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None  # false: at most one call
     # refused by name
     chat_template: Any = None
-    tools: Any = None
-    tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -239,6 +255,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
     return_token_strs: bool | None = None
 
 
