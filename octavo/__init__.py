@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     from octavo.frontend.llm import LLM
     from octavo.frontend.outputs import CompletionOutput, RequestOutput
     from octavo.frontend.params import SamplingParams
+    from octavo.frontend.structured import StructuredOutputsParams
 
 _EXPORTS = {
     "LLM": "octavo.frontend.llm",
     "AsyncLLM": "octavo.frontend.async_llm",
     "SamplingParams": "octavo.frontend.params",
+    "StructuredOutputsParams": "octavo.frontend.structured",
     "RequestOutput": "octavo.frontend.outputs",
     "CompletionOutput": "octavo.frontend.outputs",
     "EngineConfig": "octavo.config",
 }
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

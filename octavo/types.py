@@ -43,6 +43,19 @@ class TokenParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None  # None: none; k >= 0: the sampled token's and the k best; -1: whole vocabulary
     prompt_logprobs: int | None = None
+    grammar: str | None = None  # the output must match it: llguidance's JSON form, checked by the front end
+
+
+class GrammarVocabulary(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What grammars must know of the tokens; the engine gets it once, before the first request that has a grammar.
+
+    ``tokens[i]`` are the bytes that token i adds to the text, b"" for an id that is no token. Special tokens, which add
+    no text, carry their own name there, and their ids stand in ``special_token_ids``. ``eos_token_ids`` end an output.
+    """
+
+    tokens: list[bytes]
+    special_token_ids: list[int]
+    eos_token_ids: list[int]
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="generate"):
