@@ -20,7 +20,7 @@ from octavo.config import ServerOptions
 from octavo.errors import EngineDeadError, RequestError
 from octavo.metrics.prometheus import Metrics
 from octavo.server.auth import OPEN_PATHS, ApiKeyMiddleware
-from octavo.server.chat import ChatEndpoint
+from octavo.server.chat_endpoint import ChatEndpoint
 from octavo.server.completions import CompletionEndpoint
 from octavo.server.context import ServerContext, ServerEngine, new_request_id
 from octavo.server.errors import error_response, response_for
@@ -99,6 +99,7 @@ def create_app(
     metrics.observe_ready(engine.ready)
     context = ServerContext(engine, options, names, metrics, scheduling_policy)
     utility = UtilityRoutes(context)
+    context.parsers  # noqa: B018 (flags that don't fit the model are errors at the start)
     routes = [
         Route("/", utility.index),
         Route("/v1/chat/completions", ChatEndpoint(context), methods=["POST"]),

@@ -20,11 +20,13 @@ from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.server import sse
+from octavo.server.answers import PLAIN, AnswerPlan
 from octavo.server.context import ServerContext
 from octavo.server.errors import body_for, response_for
 from octavo.server.limits import ClientDisconnect, read_body
 from octavo.server.prompts import Prompt
 from octavo.server.schemas import GenerationRequest
+from octavo.server.thinking import Thinking, TwoParts
 from octavo.server.watch import DisconnectWatch
 
 
@@ -128,6 +130,8 @@ class Job:
     runs: dict[str, PromptRun] = field(default_factory=dict)  # by the engine's request id
     prompt_logprobs: dict[int, list[Any]] = field(default_factory=dict)  # by prompt
     created: int = field(default_factory=lambda: int(time.time()))
+    plan: AnswerPlan = PLAIN  # how answers are read
+    thinking: Thinking | None = None  # how reasoning is bounded
 
     def __post_init__(self) -> None:
         self.texts = self.context.texts
@@ -150,6 +154,9 @@ class Job:
         for i, prompt in enumerate(self.prompts):
             request_id = self.context.engine_request_id(self.response_id)
             self.runs[request_id] = PromptRun(i * n, prompt, self.context.metrics, self.start, n)
+            if self.thinking is not None:
+                streams += self._in_two_parts(prompt, request_id, self.thinking)
+                continue
             streams.append(
                 engine.generate(
                     prompt.token_ids,
@@ -161,6 +168,14 @@ class Job:
                 )
             )
         return streams[0] if len(streams) == 1 else merge(streams)
+
+    def _in_two_parts(self, prompt: Prompt, request_id: str, thinking: Thinking) -> list[AsyncIterator[RequestOutput]]:
+        """Each sequence on its own, for each ends its reasoning at its own time."""
+        options = {"priority": self.request.priority or 0, "cache_salt": self.request.cache_salt}
+        parts = (
+            TwoParts(self.context.engine, self.texts, prompt.token_ids, self.params, thinking, request_id, i) for i in range(self.params.n)
+        )
+        return [part.outputs(**options) for part in parts]
 
     async def collect(self) -> list[Choice]:
         choices = [Choice() for _ in range(self.num_choices)]

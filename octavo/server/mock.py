@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import json
 import math
 import time
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,9 +74,11 @@ class FakeTokenizer:
 
 
 class FakeChatTemplate:
-    """ChatML. A ``tool`` message without a name is refused, to have a template error."""
+    """ChatML. A ``tool`` message without a name is refused, to have a template error. ``marks``: what parsers are found by."""
 
-    source = "<|im_start|>"
+    def __init__(self, marks: str = "<tool_call>", takes_tools: bool = True) -> None:
+        self.source = self.whole_source = "<|im_start|>" + marks
+        self.takes_tools = takes_tools
 
     def render(
         self,
@@ -87,10 +90,12 @@ class FakeChatTemplate:
         **variables: Any,
     ) -> str:
         parts = [f"[{name}={value}]" for name, value in variables.items()]
+        parts += [f"[tools={json.dumps(tools)}]"] if tools else []
         for i, message in enumerate(messages):
             if message["role"] == "tool" and not message.get("name"):
                 raise RequestError(f"The chat template refused messages[{i}]: a tool message needs a name.", param="messages")
-            parts.append(f"<|im_start|>{message['role']}\n{message['content']}")
+            calls = "".join(f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in message.get("tool_calls", ()))
+            parts.append(f"<|im_start|>{message['role']}\n{message['content']}{calls}")
             if not (continue_final_message and i == len(messages) - 1):
                 parts.append("<|im_end|>\n")
         if add_generation_prompt:
@@ -223,9 +228,10 @@ class MockEngine:
         length: int = 24,
         max_model_len: int = 2048,
         defaults: dict[str, Any] | None = None,
+        template: FakeChatTemplate | None = None,
     ) -> None:
         self.tokenizer: Any = FakeTokenizer()
-        self.chat_template: Any = FakeChatTemplate()
+        self.chat_template: Any = template or FakeChatTemplate()
         self.model_config = SimpleNamespace(generation_defaults=defaults or {})
         self.max_model_len = max_model_len
         self.vocab_size = len(VOCAB)
@@ -233,6 +239,8 @@ class MockEngine:
         self.stats = EngineStats()
         self.tick_s, self.first_s, self.length = tick_s, first_s, length
         self.script = self.tokenizer.encode("".join(" " + w for w in WORDS))
+        self.says: Callable[[str, int, SamplingParams], str | None] | None = None
+        """(text before the answer, the sequence's index, parameters) -> the answer; None: the usual words."""
         self.runs: dict[str, _Run] = {}
         self.seen: set[tuple[int, ...]] = set()  # prompts' full blocks, as chains
         self.last_params: SamplingParams | None = None
@@ -279,7 +287,7 @@ class MockEngine:
         cached = self._lookup(prompt_token_ids)
         left = self.max_model_len - len(prompt_token_ids)
         max_tokens = left if params.max_tokens is None else min(params.max_tokens, left)
-        sequences = [_Sequence(i, prompt_token_ids, params, self.script, self.length) for i in range(params.n)]
+        sequences = [self._sequence(i, prompt_token_ids, params) for i in range(params.n)]
         run = self.runs[request_id] = _Run(request_id, sequences, max_tokens)
         self.stats.num_running = len(self.runs)
         prompt_logprobs: Any = None
@@ -298,6 +306,15 @@ class MockEngine:
                 prompt_logprobs = None
         finally:
             self.abort(request_id)
+
+    def _sequence(self, index: int, prompt: list[int], params: SamplingParams) -> _Sequence:
+        answer = self.says(self.tokenizer.decode(prompt, skip_special_tokens=False), index, params) if self.says else None
+        if answer is None:
+            return _Sequence(index, prompt, params, self.script, self.length)
+        script = self.tokenizer.encode(answer)
+        sequence = _Sequence(index, prompt, params, [*script, EOS], len(script))
+        sequence.at = 0
+        return sequence
 
     def abort(self, request_id: str) -> None:
         self.runs.pop(request_id, None)

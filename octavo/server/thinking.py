@@ -144,7 +144,9 @@ class TwoParts:
         if cut is None:
             first = msgspec.structs.replace(self.params, structured_outputs=None) if self.thinking.form is not None else self.params
             held: list[RequestOutput] = []
-            async with aclosing(self.engine.generate(self.prompt, first, request_id=f"{self.request_id}-{self.index}a", **options)) as outputs:
+            async with aclosing(
+                self.engine.generate(self.prompt, first, request_id=f"{self.request_id}-{self.index}a", **options)
+            ) as outputs:
                 async for output in outputs:
                     choice = output.outputs[0]
                     if watch.state != "over":

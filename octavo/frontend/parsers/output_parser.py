@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.frontend.parsers.base import ToolParser
-from octavo.frontend.parsers.events import Content, Event, ToolCallArguments, ToolCallEnd, ToolCallStart
+from octavo.frontend.parsers.events import Content, Event, ToolCallArguments, ToolCallEnd, ToolCallStart, merged
 from octavo.frontend.parsers.harmony import HarmonyParser
 from octavo.frontend.parsers.reasoning import ReasoningParser
 
@@ -31,7 +31,7 @@ class WholeCalls:
             self._held.append(event)
             if isinstance(event, ToolCallEnd):
                 if event.status != "broken":
-                    out.extend(_with_index(held, self._index) for held in self._held)
+                    out.extend(_with_index(held, self._index) for held in merged(self._held))
                     self._index += 1
                 self._held, self._holding = [], False
         return out
