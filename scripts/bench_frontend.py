@@ -7,6 +7,7 @@ CPU time per token, and how many tokens an event carried on average (1 is a clie
 
     python scripts/bench_frontend.py --streams 1000 --tokens 200
     python scripts/bench_frontend.py --streams 1000 --tokens 200 --tick 0.05    # paced, as by a real engine
+    python scripts/bench_frontend.py --streams 1000 --tokens 200 --tools        # also --call, --logprobs 5
 """
 
 from __future__ import annotations
@@ -42,9 +43,12 @@ class Client(asyncio.Protocol):
             self.done.set_result(None)
 
 
-async def load(port: int, streams: int, tokens: int, route: str) -> dict[str, float]:
+TOOL = {"type": "function", "function": {"name": "write", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}}}
+
+
+async def load(port: int, streams: int, tokens: int, route: str, extra: dict[str, object]) -> dict[str, float]:
     chat = route == "chat"
-    body: dict[str, object] = {"max_tokens": tokens, "ignore_eos": True, "stream": True}
+    body: dict[str, object] = {"max_tokens": tokens, "ignore_eos": True, "stream": True, **extra}
     body |= {"messages": [{"role": "user", "content": "hello"}]} if chat else {"prompt": "hello"}
     data = json.dumps(body).encode()
     path = "/v1/chat/completions" if chat else "/v1/completions"
@@ -71,12 +75,18 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200, help="per stream")
     parser.add_argument("--tick", type=float, default=0.0, help="seconds a step; 0: as fast as it goes")
     parser.add_argument("--route", choices=("chat", "completions"), default="chat")
+    parser.add_argument("--tools", action="store_true", help="the requests offer a tool, so their answers are searched for calls")
+    parser.add_argument("--call", action="store_true", help="the same, and the answers are one long call of it")
+    parser.add_argument("--logprobs", type=int, metavar="K", help="with the log-probabilities of the K best")
     parser.add_argument("--repeat", type=int, default=3)
     arguments = parser.parse_args()
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    command = [sys.executable, "-m", "octavo.server.mock", str(port), str(arguments.tick)]
+    command = [sys.executable, "-m", "octavo.server.mock", str(port), str(arguments.tick), *(["call"] if arguments.call else [])]
+    extra: dict[str, object] = {"tools": [TOOL]} if arguments.tools or arguments.call else {}
+    if arguments.logprobs is not None:
+        extra |= {"logprobs": True, "top_logprobs": arguments.logprobs} if arguments.route == "chat" else {"logprobs": arguments.logprobs}
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -89,11 +99,11 @@ def main() -> None:
         except ImportError:
             new_loop = asyncio.new_event_loop
         loop = new_loop()
-        loop.run_until_complete(load(port, 10, 10, arguments.route))
+        loop.run_until_complete(load(port, 10, 10, arguments.route, extra))
         best: dict[str, float] = {}
         for _ in range(arguments.repeat):
             before = cpu_seconds(process.pid)
-            result = loop.run_until_complete(load(port, arguments.streams, arguments.tokens, arguments.route))
+            result = loop.run_until_complete(load(port, arguments.streams, arguments.tokens, arguments.route, extra))
             result["cpu"] = cpu_seconds(process.pid) - before
             if result["done"] != arguments.streams:
                 sys.exit(f"{arguments.streams - result['done']} streams did not end as they should")

@@ -20,6 +20,7 @@ from octavo.frontend.parsers import (
     Message,
     OutputParser,
     Reasoning,
+    ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
     assemble,
@@ -84,6 +85,9 @@ def new_call_id(parser: str | None) -> str:
     return "call_" + secrets.token_hex(12)
 
 
+_PLAIN_EVENTS = (Content, ToolCallArguments)  # those that need no look
+
+
 class AnswerReader:
     """Reads one choice. ``finish_reason`` is set once the answer has ended: the engine's, or "tool_calls"."""
 
@@ -103,7 +107,8 @@ class AnswerReader:
         events = self._parser.push(output.text) if output.text else []
         if output.finish_reason is not None:
             events = events + self._parser.finish(output.finish_reason)
-        events = self._checked(events)
+        if len(events) != 1 or type(events[0]) not in _PLAIN_EVENTS:
+            events = self._checked(events)
         if self.called and not self.plan.tools.parallel:
             output.finish_reason = output.finish_reason or "stop"
             self.finish_reason = "tool_calls"

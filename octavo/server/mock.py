@@ -241,6 +241,7 @@ class MockEngine:
         self.script = self.tokenizer.encode("".join(" " + w for w in WORDS))
         self.says: Callable[[str, int, SamplingParams], str | None] | None = None
         """(text before the answer, the sequence's index, parameters) -> the answer; None: the usual words."""
+        self._scripts: dict[str, list[int]] = {}
         self.runs: dict[str, _Run] = {}
         self.seen: set[tuple[int, ...]] = set()  # prompts' full blocks, as chains
         self.last_params: SamplingParams | None = None
@@ -311,8 +312,10 @@ class MockEngine:
         answer = self.says(self.tokenizer.decode(prompt, skip_special_tokens=False), index, params) if self.says else None
         if answer is None:
             return _Sequence(index, prompt, params, self.script, self.length)
-        script = self.tokenizer.encode(answer)
-        sequence = _Sequence(index, prompt, params, [*script, EOS], len(script))
+        script = self._scripts.get(answer)
+        if script is None:
+            script = self._scripts[answer] = [*self.tokenizer.encode(answer), EOS]
+        sequence = _Sequence(index, prompt, params, script, len(script) - 1)
         sequence.at = 0
         return sequence
 
@@ -374,7 +377,10 @@ class MockEngine:
 
 
 def main() -> None:
-    """``python -m octavo.server.mock PORT [TICK_SECONDS]``: the whole server, with the mock for an engine."""
+    """``python -m octavo.server.mock PORT [TICK_SECONDS [call]]``: the whole server, with the mock for an engine.
+
+    With "call" its answers are one endless call of a tool named "write".
+    """
     import logging
     import sys
 
@@ -385,7 +391,11 @@ def main() -> None:
     tick = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
 
     async def start(config: EngineConfig, options: ServerOptions) -> MockEngine:
-        return MockEngine(tick_s=tick, length=1000, max_model_len=8192)
+        engine = MockEngine(tick_s=tick, length=1000, max_model_len=8192)
+        if sys.argv[3:] == ["call"]:
+            call = '<tool_call>\n{"name": "write", "arguments": {"text": "' + "".join(" " + word for word in WORDS) * 100
+            engine.says = lambda prompt, index, params: call
+        return engine
 
     options = ServerOptions(port=int(sys.argv[1]), served_model_name=("mock-model",), disable_log_requests=True)
     serve(EngineConfig(), options, start_engine=start)

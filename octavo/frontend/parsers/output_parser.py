@@ -73,7 +73,10 @@ class OutputParser:
     def push(self, text: str) -> list[Event]:
         """Take new text; the events that are now certain. Neighbours of one kind are one event."""
         if self._reasoning is None:
-            return self._call_events([Content(text)] if text else [])
+            if self._tool_calls is None:
+                return [Content(text)] if text else []
+            events = self._tool_calls.push(text)
+            return self._whole_calls.push(events) if self._whole_calls is not None else events
         return self._call_events(self._reasoning.push(text))
 
     def finish(self, finish_reason: str | None = "stop") -> list[Event]:
