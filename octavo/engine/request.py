@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from enum import Enum, auto
 
+from octavo.engine.grammar import Matcher
 from octavo.types import GenerateRequest, TokenLogprobs
 
 NEVER = 1 << 62
@@ -84,6 +85,7 @@ class Sequence:
         "hashes",
         "index",
         "length",
+        "matcher",
         "max_length",
         "min_length",
         "num_computed",
@@ -125,6 +127,7 @@ class Sequence:
         self.publish_at = NEVER
         self.row = -1
         self.sample_rows: tuple[int, ...] = ()
+        self.matcher: Matcher | None = None  # of its grammar; has taken in the outputs among ``tokens``
         self.row_ready = False  # whether the device's row has been initialized for this sequence
 
     @property

@@ -13,6 +13,7 @@ from octavo.engine.core import Engine
 from octavo.env import prepare_cpu_libraries
 from octavo.errors import RequestError
 from octavo.frontend.chat_template import ChatTemplate, read_chat_template
+from octavo.frontend.grammar_compiler import GrammarCompiler
 from octavo.frontend.inputs import Prompt, check_prompt, parse_prompts, truncate_prompt
 from octavo.frontend.output_processor import RequestOutputs
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
@@ -40,6 +41,7 @@ class LLM:
         self.config = EngineConfig.from_kwargs(model=model, tokenizer=tokenizer, **options)
         parts = load_model_parts(self.config, find_model(self.config), chat_template)
         self.model_config, self.tokenizer, self.chat_template = parts.model_config, parts.tokenizer, parts.chat_template
+        self.grammars = GrammarCompiler(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
         self._ids = itertools.count()
 
         prepare_cpu_libraries()
@@ -110,7 +112,8 @@ class LLM:
         return self.engine.reset_prefix_cache()
 
     def shutdown(self) -> None:
-        self.executor.shutdown()
+        self.grammars.close()
+        self.engine.shutdown()
 
     def _run(
         self,
@@ -179,12 +182,17 @@ class LLM:
             vocab_size=self.model_config.vocab_size,
             max_num_seqs=self.config.max_num_seqs,
         )
+        grammar = None
+        if params.structured_outputs is not None:
+            grammar = self.grammars.compile(params.structured_outputs)
+            self.engine.set_vocabulary(self.grammars.vocabulary)
         token_params = params.to_token_params(
             prompt_len=len(token_ids),
             max_model_len=self.max_model_len,
             vocab_size=self.model_config.vocab_size,
             eos_token_ids=self.model_config.eos_token_ids,
             encode_bad_word=self.tokenizer.encode_bad_word if self.tokenizer else None,
+            grammar=grammar,
         )
         return GenerateRequest(
             request_id=str(next(self._ids)),

@@ -5,7 +5,6 @@ One kind and one text. ``grammar.py`` checks it and turns it into what the engin
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal
 
 import msgspec
@@ -97,6 +96,6 @@ def of_kind(kind: Kind, content: Any, param: str) -> StructuredOutput:
 
 def _to_json(content: Any, param: str) -> str:
     try:
-        return json.dumps(content, ensure_ascii=False, allow_nan=False)
+        return msgspec.json.encode(content).decode()  # a tenth of json's time: it may be as large as a body can be
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"{param} is not JSON: {error}.", param=param) from None

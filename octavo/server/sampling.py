@@ -8,6 +8,7 @@ from octavo.errors import RequestError
 from octavo.frontend.params import SamplingParams, check_ids
 from octavo.server.context import ServerContext
 from octavo.server.schemas import AssistantMessage, ChatRequest, CompletionRequest, GenerationRequest, check_refused
+from octavo.server.structured import requested_output
 
 # Copied under the same name when the client set them.
 _SAME_NAME = (
@@ -72,6 +73,7 @@ def sampling_params(
             fields[name] = value
     if request.logit_bias:
         fields["logit_bias"] = _logit_bias(request.logit_bias)
+    fields["structured_outputs"] = requested_output(request)
     fields.update(extra)
     params = SamplingParams(**fields)
     vocab_size = context.engine.vocab_size

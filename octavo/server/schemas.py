@@ -34,21 +34,11 @@ def _is(*values: Any) -> Callable[[Any], bool]:
     return lambda value: value is None or any(value == v and type(value) is type(v) for v in values)
 
 
-def _text_format(value: Any) -> bool:
-    return value is None or value == {"type": "text"}
-
-
 _LATER = "is not supported yet; leave it out"
 # field -> (which values ask for nothing and pass, what to say about the others)
 REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "functions": (_is([]), "is not supported; it is OpenAI's old form of tools: send tools."),
     "function_call": (_is("none", "auto"), "is not supported; it is OpenAI's old form of tool_choice: send that."),
-    "response_format": (_text_format, 'is not supported yet (structured output), other than {"type": "text"}.'),
-    "structured_outputs": (_is(), f"{_LATER} (structured output)."),
-    "guided_json": (_is(), f"{_LATER} (structured output)."),
-    "guided_regex": (_is(), f"{_LATER} (structured output)."),
-    "guided_choice": (_is(), f"{_LATER} (structured output)."),
-    "guided_grammar": (_is(), f"{_LATER} (structured output)."),
     "modalities": (_is(["text"]), 'is not supported, other than ["text"]: this model answers in text.'),
     "audio": (_is(), "is not supported: this model answers in text."),
     "prediction": (_is(), "is not supported; leave it out, the answer is the same."),
@@ -94,6 +84,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
+    # the form of the answer, see structured.py; one at most
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     # text
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -114,13 +111,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
-    # refused by name, see REFUSED
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    response_format: Any = None
 
     @property
     def streams(self) -> bool:
