@@ -95,6 +95,7 @@ class AnswerReader:
         self.plan = plan
         self.finish_reason: str | None = None
         self.called = False  # at least one call is complete
+        self.reasoning_tokens = 0
         self._parser = plan.parser()
 
     def read(self, output: CompletionOutput) -> list[Event]:
@@ -104,7 +105,10 @@ class AnswerReader:
         if self._parser is None:
             self.finish_reason = output.finish_reason
             return [Content(output.text)] if output.text else []
+        thinks = self._parser.in_reasoning
         events = self._parser.push(output.text) if output.text else []
+        if thinks and self._parser.in_reasoning:  # the tags are no part of it
+            self.reasoning_tokens += len(output.token_ids)
         if output.finish_reason is not None:
             events = events + self._parser.finish(output.finish_reason)
         if len(events) != 1 or type(events[0]) not in _PLAIN_EVENTS:
@@ -152,6 +156,7 @@ async def read_steps(job: Job) -> AsyncIterator[list[Step]]:
                 reader = readers[choice.index]
                 events = reader.read(choice)
                 steps.append(Step(choice, events, reader.finish_reason))
+            job.reasoning_tokens = sum(reader.reasoning_tokens for reader in readers)
             run = job.runs[output.request_id]
             run.observe(output)
             if output.prompt_logprobs is not None:

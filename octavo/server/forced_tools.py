@@ -49,12 +49,14 @@ def forced_call_schema(use: ToolUse) -> ForcedCall:
     return ForcedCall(answer, None)
 
 
-_SHAPES = ("properties", "patternProperties", "additionalProperties", "$ref", "anyOf", "oneOf", "allOf", "not", "enum", "const")
+# Where a schema has one of these, it is not for us to say which parameters there are.
+_OPEN = ("patternProperties", "additionalProperties", "unevaluatedProperties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "if")
 
 
 def _object_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Arguments are an object. A function that names no parameters gets none: any object would do else, and models ramble."""
-    if not any(schema.get(key) for key in _SHAPES) and "additionalProperties" not in schema:
+    """Arguments are an object of the parameters that the function names: a schema that doesn't say whether there may be others
+    would allow any, and models ramble."""
+    if not any(key in schema for key in _OPEN):
         schema = {**NO_PARAMETERS, **schema, "additionalProperties": False}
     return schema if "type" in schema or "$ref" in schema else {"type": "object", **schema}
 

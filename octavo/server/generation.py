@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,11 +38,18 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int = 0
+
+
 class Usage(msgspec.Struct):
+    """``completion_tokens_details`` is there where reasoning is told apart."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class PromptRun:
@@ -132,6 +139,7 @@ class Job:
     created: int = field(default_factory=lambda: int(time.time()))
     plan: AnswerPlan = PLAIN  # how answers are read
     thinking: Thinking | None = None  # how reasoning is bounded
+    reasoning_tokens: int = 0  # so far
 
     def __post_init__(self) -> None:
         self.texts = self.context.texts
@@ -197,7 +205,8 @@ class Job:
         prompt = sum(len(p.token_ids) for p in self.prompts)
         completion = sum(sum(run.num_generated) for run in self.runs.values())
         cached = sum(run.num_cached for run in self.runs.values())
-        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+        details = CompletionTokensDetails(self.reasoning_tokens) if self.plan.parsers.reasoning is not None else msgspec.UNSET
+        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)
 
 
 async def merge(streams: list[AsyncIterator[RequestOutput]]) -> AsyncIterator[RequestOutput]:
@@ -241,6 +250,7 @@ class EventStream:
         self.send = send
         self.send_chunk = send_chunk
         self.started = False
+        self.last_words: Callable[[BaseException], bytes] | None = None  # what a stream says that fails; None: OpenAI's error event
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         if not self.started:
@@ -294,9 +304,14 @@ class GenerationEndpoint:
 
     async def _fail(self, error: BaseException, scope: Scope, receive: Receive, events: EventStream) -> None:
         if events.started:
-            await events.write(sse.event(body_for(error)), more=False)
+            last = events.last_words(error) if events.last_words is not None else sse.event(body_for(error))
+            await events.write(last, more=False)
         else:
-            await response_for(error)(scope, receive, events.send)
+            await self.refusal(error)(scope, receive, events.send)
+
+    def refusal(self, error: BaseException) -> Response:
+        """The answer to a request that failed before anything was said."""
+        return response_for(error)
 
     def response_id(self, request: GenerationRequest, scope: Scope) -> str:
         return self.id_prefix + (request.request_id or scope["octavo.request_id"])

@@ -296,7 +296,7 @@ def test_forced_function(say):
     named = {"type": "function", "function": {"name": "get_weather"}}
     choice = same(*both(running, tools=[WEATHER, TIME], tool_choice=named))
     assert calls_of(choice) == [("get_weather", {"city": "Oslo"})] and choice["finish_reason"] == "tool_calls"
-    assert asked[0].kind == "json_schema" and json.loads(asked[0].value) == WEATHER["function"]["parameters"]
+    assert asked[0].kind == "json_schema" and json.loads(asked[0].value) == {**WEATHER["function"]["parameters"], "additionalProperties": False}
     cut = same(*both(running, tools=[WEATHER], tool_choice=named, max_tokens=8))
     assert cut["finish_reason"] == "length" and cut["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"c')
 
@@ -375,6 +375,7 @@ def test_thinking_budget(say, budget, n):
         assert len(choice["logprobs"]["content"]) == len(tokens)
         assert joined(chunks, i)["logprobs"] == choice["logprobs"]["content"]
     assert whole["usage"]["completion_tokens"] == sum(len(c["token_ids"]) for c in whole["choices"])
+    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] <= n * budget
     prompt = running.engine.last_request
     assert prompt and whole["usage"]["prompt_tokens"] < 60  # the prompt is counted once
     running.wait_idle()
