@@ -140,6 +140,7 @@ class Job:
     plan: AnswerPlan = PLAIN  # how answers are read
     thinking: Thinking | None = None  # how reasoning is bounded
     reasoning_tokens: int = 0  # so far
+    source: Any = None  # the client's own request, on routes that translate theirs into chat
 
     def __post_init__(self) -> None:
         self.texts = self.context.texts
