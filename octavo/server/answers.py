@@ -27,6 +27,7 @@ from octavo.frontend.parsers import (
     make_forced_parser,
     make_parser,
 )
+from octavo.frontend.parsers.reasoning import Beginning
 from octavo.frontend.parsers.registry import markers_of
 from octavo.server.forced_tools import ForcedCall
 from octavo.server.model_parsers import ModelParsers
@@ -48,6 +49,7 @@ class AnswerPlan:
     include_reasoning: bool = True
     whole_calls: bool = False
     prompt: str | None = None
+    beginning: Beginning | None = None  # of the answer; None: as the prompt's end says
 
     @property
     def reads(self) -> bool:
@@ -65,12 +67,15 @@ class AnswerPlan:
         if not self.reads:
             return None
         if self.forced is not None:
-            return make_forced_parser(self.forced.name, self.parsers.reasoning, tools=self.tools.callable, prompt=self.prompt)
+            return make_forced_parser(
+                self.forced.name, self.parsers.reasoning, tools=self.tools.callable, prompt=self.prompt, beginning=self.beginning
+            )
         return make_parser(
             self.parsers.tool_calls,
             self.parsers.reasoning,
             tools=self.tools.callable,
             prompt=self.prompt,
+            beginning=self.beginning,
             whole_calls=self.whole_calls,
         )
 

@@ -25,6 +25,7 @@ from octavo.server.completions import CompletionEndpoint
 from octavo.server.context import ServerContext, ServerEngine, new_request_id
 from octavo.server.errors import error_response, response_for
 from octavo.server.limits import ClientDisconnect
+from octavo.server.messages import CountTokensEndpoint, MessagesEndpoint
 from octavo.server.responses import ResponsesEndpoint
 from octavo.server.routes import UtilityRoutes
 
@@ -105,6 +106,8 @@ def create_app(
         Route("/", utility.index),
         Route("/v1/chat/completions", ChatEndpoint(context), methods=["POST"]),
         Route("/v1/responses", ResponsesEndpoint(context), methods=["POST"]),
+        Route("/v1/messages", MessagesEndpoint(context), methods=["POST"]),
+        Route("/v1/messages/count_tokens", CountTokensEndpoint(context), methods=["POST"]),
         Route("/v1/completions", CompletionEndpoint(context), methods=["POST"]),
         Route("/v1/models", utility.models),
         Route("/v1/models/{name:path}", utility.model),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from octavo.errors import RequestError
+from octavo.frontend.parsers import REASONING_PARSERS
+from octavo.frontend.parsers.reasoning import Beginning, ReasoningParser
 from octavo.frontend.structured import StructuredOutput
 from octavo.server.answers import AnswerPlan
 from octavo.server.context import ServerContext
 from octavo.server.forced_tools import forced_call_schema
 from octavo.server.generation import Job
 from octavo.server.model_parsers import ModelParsers, check_parsers
-from octavo.server.prompts import chat_prompt
+from octavo.server.prompts import chat_prompt, text_content
 from octavo.server.sampling import chat_params
 from octavo.server.schemas import ChatRequest
 from octavo.server.thinking import EFFORT_BUDGETS, thinking_of
@@ -34,6 +36,7 @@ async def chat_job(request: ChatRequest, context: ServerContext, response_id: st
         params = msgspec.structs.replace(params, structured_outputs=StructuredOutput("json_schema", schema, "tools"))
     prompt = await chat_prompt(request, context, use.offered)
     parsers = context.parsers if use.callable else ModelParsers(None, context.parsers.reasoning)
+    beginning = _beginning(request, parsers.reasoning)
     plan = AnswerPlan(
         parsers,
         use,
@@ -41,16 +44,26 @@ async def chat_job(request: ChatRequest, context: ServerContext, response_id: st
         request.include_reasoning is not False,
         request.streams and not context.options.stream_tool_arguments,
         prompt.text,
+        beginning,
     )
     if plan.reads and (marks := context.kept_tokens(plan.markers)):
         params = msgspec.structs.replace(params, kept_special_tokens=marks)
-    thinking = thinking_of(parsers.reasoning, prompt.text, _budget(request, context), params.structured_outputs)
+    thinking = thinking_of(parsers.reasoning, prompt.text, _budget(request, context), params.structured_outputs, beginning)
     try:
         return Job(context, request, response_id, model, [prompt], params, start, plan=plan, thinking=thinking)
     except RequestError as error:
         if error.param == "prompt":  # what the engine knows as the prompt came as messages
             error.param = "messages"
         raise
+
+
+def _beginning(request: ChatRequest, parser: str | None) -> Beginning | None:
+    """An answer that goes on with the last message begins where that ends; others as the prompt says (None)."""
+    kind = REASONING_PARSERS[parser] if parser is not None else None
+    if not request.continue_final_message or kind is None or not issubclass(kind, ReasoningParser):
+        return None
+    text = text_content(request.messages[-1].content, "messages[-1].content") or ""
+    return "open" if text.rfind(kind.start_tag) > text.rfind(kind.end_tag) else "closed"
 
 
 def _budget(request: ChatRequest, context: ServerContext) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 from starlette.types import Scope
 
 from octavo.errors import RequestError
-from octavo.server.answers import read_steps
+from octavo.server.answers import Step, read_steps
 from octavo.server.chat_plan import chat_job
 from octavo.server.errors import describe
 from octavo.server.generation import EventStream, GenerationEndpoint, Job
@@ -68,7 +69,7 @@ class _Response:
         self.error: dict[str, Any] | None = None
         self.top_k = job.request.top_logprobs or 0 if job.params.logprobs is not None else None  # type: ignore[attr-defined]
 
-    def steps(self, steps: list[Any]) -> Any:
+    def steps(self, steps: list[Step]) -> Iterator[TypedEvent]:
         for step in steps:
             entries = []
             if self.top_k is not None:
@@ -80,10 +81,10 @@ class _Response:
                 self.status = "failed"
                 self.error = {"code": "server_error", "message": f"The response ended early ({step.finish_reason})."}
 
-    def end(self) -> Any:
+    def end(self) -> Iterator[TypedEvent]:
         yield from self.items.close("completed" if self.status == "completed" else "incomplete")
 
-    def frames(self, events: Any) -> bytes:
+    def frames(self, events: Iterable[TypedEvent]) -> bytes:
         parts = []
         for kind, fields in events:
             parts.append(frame(kind, fields, self.number))

@@ -22,7 +22,7 @@ from octavo.errors import RequestError
 from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.frontend.parsers import REASONING_PARSERS, Content
-from octavo.frontend.parsers.reasoning import ReasoningParser
+from octavo.frontend.parsers.reasoning import Beginning, ReasoningParser
 from octavo.server.logprobs import TokenTexts
 
 # reasoning_effort -> most tokens of reasoning, for models whose template does not know the word. "high" and above: no bound.
@@ -39,15 +39,18 @@ class Thinking:
     prompt: str | None
     budget: int | None
     form: Any
+    beginning: Beginning | None = None
 
 
-def thinking_of(parser: str | None, prompt: str | None, budget: int | None, form: Any) -> Thinking | None:
+def thinking_of(
+    parser: str | None, prompt: str | None, budget: int | None, form: Any, beginning: Beginning | None = None
+) -> Thinking | None:
     """None where one part does: nothing to bound, or no reasoning to come. RequestError for a budget that can't be kept."""
     if budget is not None and budget < 0:
         raise RequestError(f"thinking_token_budget must be at least 0, got {budget}.", param="thinking_token_budget")
     if parser is None or (budget is None and form is None):
         return None
-    thinking = Thinking(parser, prompt, budget, form)
+    thinking = Thinking(parser, prompt, budget, form, beginning)
     return None if Watch(thinking, None).state == "over" else thinking
 
 
@@ -67,7 +70,7 @@ class Watch:
         self.thinking = thinking
         self.texts = texts
         self.harmony = not issubclass(kind, ReasoningParser)
-        self.parser: Any = kind(thinking.prompt) if issubclass(kind, ReasoningParser) else kind()
+        self.parser: Any = kind(thinking.prompt, beginning=thinking.beginning) if issubclass(kind, ReasoningParser) else kind()
         beginning = getattr(self.parser, "beginning", "detect")
         states: dict[str, Literal["undecided", "inside", "over"]] = {"open": "inside", "closed": "over"}
         self.state: Literal["undecided", "inside", "over"] = states.get(beginning, "undecided")

@@ -296,7 +296,8 @@ def test_forced_function(say):
     named = {"type": "function", "function": {"name": "get_weather"}}
     choice = same(*both(running, tools=[WEATHER, TIME], tool_choice=named))
     assert calls_of(choice) == [("get_weather", {"city": "Oslo"})] and choice["finish_reason"] == "tool_calls"
-    assert asked[0].kind == "json_schema" and json.loads(asked[0].value) == {**WEATHER["function"]["parameters"], "additionalProperties": False}
+    schema = {**WEATHER["function"]["parameters"], "additionalProperties": False}
+    assert asked[0].kind == "json_schema" and json.loads(asked[0].value) == schema
     cut = same(*both(running, tools=[WEATHER], tool_choice=named, max_tokens=8))
     assert cut["finish_reason"] == "length" and cut["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"c')
 
