@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from octavo.engine.request import Sequence
 
 CACHED_GRAMMARS = 128
-# Bounds on what a grammar may cost, a third or less of the library's own: about 5 ms a mask at the very worst.
+# Bounds on what a grammar may cost, a third of the library's own for each step: the most hostile ones found take 20 ms a mask.
 _LIMITS = {"initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 70_000, "step_max_items": 50_000, "max_lexer_states": 50_000}
 MAX_GRAMMAR_SIZE = 300_000  # symbols in productions
 

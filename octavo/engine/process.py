@@ -156,7 +156,7 @@ def main() -> None:
 
 def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
     begun = time.perf_counter()
-    from octavo.executor.warmup import KernelWarmup
+    from octavo.executor.warmup import KernelWarmup, open_gpu
     from octavo.models.config import read_model_config
     from octavo.models.context import resolve_max_model_len
 
@@ -165,6 +165,8 @@ def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
     max_model_len = resolve_max_model_len(config.max_model_len, model_config)
     timings = {"config": round(time.perf_counter() - begun, 3)}
     kernels = KernelWarmup.start(config, model_config, max_model_len)  # other cores compile while this one imports and loads
+    if config.device != "cpu":
+        threading.Thread(target=open_gpu, daemon=True).start()
     from octavo.executor.local import LocalExecutor  # imports torch
 
     timings["imports"] = round(time.perf_counter() - begun - timings["config"], 3)
@@ -175,7 +177,7 @@ def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
         progress=lambda stage, fraction, detail: send(EngineProgress(stage=stage, fraction=fraction, detail=detail)),
         kernels=kernels,
     )
-    engine = Engine(config, executor, max_model_len=executor.max_model_len)
+    engine = Engine(executor.config, executor, max_model_len=executor.max_model_len)
     timings.update(executor.timings)
     timings["total"] = round(time.perf_counter() - begun, 3)
     logger.debug("%s", startup_tree(timings))

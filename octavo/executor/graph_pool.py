@@ -68,13 +68,14 @@ class GraphPool:
 
     def _capture(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep:
         """Run the body once (compiles kernels, sizes workspaces), undo what that did to the rows, then record it."""
-        begun = time.perf_counter()
+        times = [time.perf_counter()]
         rows = self.rows
         saved = (rows.last_token.clone(), rows.num_computed.clone())
         body()
         rows.last_token.copy_(saved[0])
         rows.num_computed.copy_(saved[1])
         torch.cuda.synchronize()
+        times.append(time.perf_counter())
         graph = torch.cuda.CUDAGraph()
         # Not ``torch.cuda.graph``: it collects garbage and empties the allocator's cache each time, ten times the cost of this.
         current = torch.cuda.current_stream()
@@ -83,10 +84,13 @@ class GraphPool:
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 output = body()
+                times.append(time.perf_counter())
             finally:
                 graph.capture_end()
         current.wait_stream(self.stream)
-        logger.debug("captured step graph %s in %.0f ms", key, (time.perf_counter() - begun) * 1e3)
+        times.append(time.perf_counter())
+        parts = ((b - a) * 1e3 for a, b in zip(times, times[1:], strict=False))
+        logger.debug("captured step graph %s: run %.0f ms, captured %.0f ms, made %.0f ms", key, *parts)
         return CapturedStep(graph, output)
 
 

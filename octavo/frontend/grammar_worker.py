@@ -67,6 +67,8 @@ def plain(error: str) -> str:
             text = text.partition(mark)[2].partition("\n   1 |")[0].partition("\n   2 |")[0].strip()
             if "error: " in text:
                 text = text.rpartition("error: ")[2]
+    if text.startswith("oneOf constraints"):
+        return "oneOf is supported only where at most one of its schemas can hold (a property with another const in each); use anyOf."
     return text.partition("\n  while processing")[0][:1000]
 
 

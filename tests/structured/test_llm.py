@@ -19,10 +19,15 @@ from tests.tiny_model import EOS, make_tiny_model
 
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 4}, "age": {"type": "integer", "minimum": 0, "maximum": 120}, "é": {"enum": ["ß", "日本"]}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "é": {"enum": ["ß", "日本"]},
+    },
     "required": ["name", "age", "é"],
     "additionalProperties": False,
-}  # fmt: skip
+}
+TAG = {"type": "tag", "begin": "<a>", "content": {"type": "regex", "pattern": "[1-9][0-9]"}, "end": "</a>"}
 CONSTRAINTS: list[dict[str, Any] | None] = [
     {"json": SCHEMA},
     {"json": json.dumps(SCHEMA)},
@@ -31,9 +36,9 @@ CONSTRAINTS: list[dict[str, Any] | None] = [
     {"grammar": 'start: ("a" | "bé")+ "."'},
     {"grammar": 'root ::= "x" item+ "."\nitem ::= [0-9] | "z"'},
     {"json": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 4}},
-    {"structural_tag": {"type": "structural_tag", "format": {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": {"type": "integer", "minimum": 10, "maximum": 99}}, "end": "</a>"}}},
+    {"structural_tag": {"type": "structural_tag", "format": TAG}},
     None,
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +161,7 @@ def test_spellings(llm: LLM) -> None:
     assert text(StructuredOutputsParams(regex="")) == ""
     assert text({"regex": "a\nb"}) == "a\nb" and text({"regex": "^a/b$"}) == "a/b" and text({"regex": "a\\nb"}) == "a\nb"
     assert text({"choice": ['q"\\/\n\x01é']}) == 'q"\\/\n\x01é'
-    assert text({"json": {"const": {"k": ["é", '"', None]}}}).replace("\n", "").replace(" ", "").replace("\t", "") == '{"k":["é","\\"",null]}'
+    assert json.loads(text({"json": {"const": {"k": ["é", '"', None]}}})) == {"k": ["é", '"', None]}
     assert text({"grammar": 'start: "a" <|im_end|>'}) == "a"
     for value, match in [
         ({}, "exactly one"),
