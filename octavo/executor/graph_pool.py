@@ -43,7 +43,7 @@ class GraphPool:
             return body()
         step = self.steps.get(key)
         if step is None:
-            step = self.steps[key] = self._capture(key, body)
+            step = self.capture(key, body)
         step.graph.replay()
         return step.output
 
@@ -66,7 +66,7 @@ class GraphPool:
         current.wait_stream(self.stream)
         self._reserved = graph  # as long as it lives, the pool keeps the memory
 
-    def _capture(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep:
+    def capture(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep:
         """Run the body once (compiles kernels, sizes workspaces), undo what that did to the rows, then record it."""
         times = [time.perf_counter()]
         rows = self.rows
@@ -91,7 +91,8 @@ class GraphPool:
         times.append(time.perf_counter())
         parts = ((b - a) * 1e3 for a, b in zip(times, times[1:], strict=False))
         logger.debug("captured step graph %s: run %.0f ms, captured %.0f ms, made %.0f ms", key, *parts)
-        return CapturedStep(graph, output)
+        step = self.steps[key] = CapturedStep(graph, output)
+        return step
 
 
 def round_up(count: int, sizes: list[int]) -> int:

@@ -146,6 +146,14 @@ class LocalExecutor:
     def collect(self) -> StepResult:
         return self._pending.popleft().to_result()
 
+    def prepare(self) -> bool:
+        """With nothing else to do, do a little that makes later steps quicker; False when nothing is left to prepare (now)."""
+        graphs = self.runner.graphs
+        if graphs is None or not self.kernels.ended() or self._pending:
+            return False
+        with torch.inference_mode():
+            return graphs.capture_next()
+
     def forget(self) -> None:
         """Drop the results of steps that were submitted and not collected."""
         self._pending.clear()

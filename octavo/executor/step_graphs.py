@@ -17,8 +17,9 @@ tokens runs the same body without being captured.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from octavo.attention.base import AttentionMetadata, ForwardContext
 from octavo.executor.footprint import GRAPH_PROMPT_TOKENS
 from octavo.executor.graph_pool import GraphPool, round_up
 from octavo.sampling.feature import upload
-from octavo.sampling.sampler import TRUNCATED
+from octavo.sampling.sampler import GREEDY, RANDOM, TRUNCATED
 from octavo.types import Advance, RowInit, StepPlan, TokenParams
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 LOGITS = "logits"  # stop after the logits: the sampler goes on eagerly (penalties, masks, log-probabilities …)
 MAX_PROMPTS = 8
+AHEAD_TOKENS = 1024  # prompt tokens of steps that are captured before they are asked for
 PROMPT_TOKENS = [16, 64, 128, 256, 384, 512, 768, 1024, 1536, GRAPH_PROMPT_TOKENS]
 
 
@@ -88,6 +90,7 @@ class StepGraphs:
         # Shared by the graphs that end with logits; each would keep some of its own, more than a GiB together.
         self.logits = torch.empty(max_rows, runner.vocab_size, device=device) if self.pool.on_gpu else None
         self._rows: list[int] = []
+        self._likely = self._steps_ahead()
         # The spare row draws too, so it needs parameters that can be drawn with.
         runner.sampler.state.init_row(RowInit(self.spare_row, TokenParams(temperature=0.0), 0, [0], [], []))
 
@@ -104,6 +107,37 @@ class StepGraphs:
         self._mixed_body(self.mixed_sizes[-1], size, MAX_PROMPTS, TRUNCATED)
         self._decode_body(self.sizes[-1], TRUNCATED)
         self._decode_body(self.sizes[-1], LOGITS)
+
+    # -- ahead of time ----------------------------------------------------------------------------------------------------
+
+    def capture_next(self) -> bool:
+        """Capture one step that is likely to be asked for; False when there is none left. No step may be in flight.
+
+        A step that is captured when it is asked for makes its streams wait for some ten milliseconds.
+        """
+        if not self.pool.on_gpu:
+            return False
+        for key, body in self._likely:
+            if key not in self.pool.steps:
+                self._set_rows([])
+                if key[0] == "mixed":
+                    packed = self._pack([], key[2], MAX_PROMPTS)
+                    self.prompt_inputs[: len(packed)].copy_(upload(torch.from_numpy(packed), torch.int64, self.runner.device))
+                self.pool.capture(key, body)
+                return True
+        return False
+
+    def _steps_ahead(self) -> Iterator[tuple[tuple[Any, ...], Callable[[], torch.Tensor]]]:
+        """(key, body) of common steps, the likeliest first."""
+        for modes in ((RANDOM, GREEDY), (TRUNCATED,)):
+            for low, high in ((-1, 64), (64, 256)):
+                for mode in modes:
+                    for bucket in (s for s in self.sizes if low < s <= high):
+                        yield ("decode", bucket, mode), partial(self._decode_body, bucket, mode)
+                    for decodes in (s for s in (0, *self.mixed_sizes) if low < s <= high):
+                        for tokens in (s for s in PROMPT_TOKENS if s <= AHEAD_TOKENS):
+                            sizes = (decodes, tokens, MAX_PROMPTS)
+                            yield ("mixed", *sizes, mode), partial(self._mixed_body, *sizes, mode)
 
     # -- decode steps -----------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,10 @@ class KernelWarmup:
                 self._seen += data.decode()
         return word in self._seen.split()
 
+    def ended(self) -> bool:
+        """Whether nothing is being compiled (any more)."""
+        return self._process is None or self._process.poll() is not None
+
     def stop(self) -> None:
         """End it, done or not; what it has compiled stays."""
         process, self._process = self._process, None
