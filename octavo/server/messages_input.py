@@ -258,6 +258,8 @@ def _assistant(blocks: list[dict[str, Any]], names: dict[str, str], where: str) 
 def _text(content: str | list[Any], where: str) -> str:
     if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise RequestError(f"{where} must be a text or a list of blocks.", param=where)
     return "\n".join(_block_text(block, f"{where}[{i}]") for i, block in enumerate(content))
 
 

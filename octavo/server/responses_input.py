@@ -273,7 +273,7 @@ class _Items:
             return
         self.calling, self.thought = None, None
         kinds = {"user": UserMessage, "system": SystemMessage, "developer": DeveloperMessage}
-        if role not in kinds:
+        if not isinstance(role, str) or role not in kinds:
             raise RequestError(f"{where}.role must be user, assistant, system or developer, got {str(role)[:80]!r}.", param=f"{where}.role")
         self.messages.append(kinds[role](content=text))
 
