@@ -22,7 +22,7 @@ from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.frontend.params import SamplingParams, check_ids
 from octavo.types import EngineReady, EngineStats
 
-SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "[TOOL_CALLS]")
 EOS = 256 + SPECIALS.index("<|im_end|>")
 TEXT = (
     "the octopus reads books about deep water and writes letters to a friend who lives near one old lighthouse ; "
@@ -138,7 +138,8 @@ class _Sequence:
             return self._finish("stop")
         if params.stop_token_ids and token in params.stop_token_ids:
             return self._finish("stop", token)
-        if not (token in FakeTokenizer.special_token_ids and params.skip_special_tokens):
+        kept = params.kept_special_tokens or ()
+        if not (token in FakeTokenizer.special_token_ids and params.skip_special_tokens and token not in kept):
             self._write(self.decoder.decode(VOCAB[token]))
         if self.finish_reason is None and self.count >= max_tokens:
             self._finish("length")

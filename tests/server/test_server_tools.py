@@ -255,9 +255,25 @@ def test_flags(say):
         say(ONE, takes_tools=False, tool_call_parser="mistral")
 
 
-def test_mistrals_ids(say):
-    choice = same(*both(say('[TOOL_CALLS] [{"name": "get_time", "arguments": {}}]', marks="[TOOL_CALLS]"), tools=[TIME]))
+def test_mistrals_ids_and_special_tokens(say):
+    """[TOOL_CALLS] is a special token: texts leave it out, unless a parser must see it."""
+    running = say('[TOOL_CALLS] [{"name": "get_time", "arguments": {}}]', marks="[TOOL_CALLS]")
+    choice = same(*both(running, tools=[TIME]))
     assert len(choice["message"]["tool_calls"][0]["id"]) == 9 and choice["message"]["tool_calls"][0]["id"].isalnum()
+    assert same(*both(running))["message"]["content"] == ' [{"name": "get_time", "arguments": {}}]'
+
+
+def test_without_tools_nothing_is_parsed(say, monkeypatch):
+    """Not a parser is made for requests that need none."""
+    from octavo.server import answers
+
+    running = say(ONE)
+    monkeypatch.setattr(answers, "make_parser", None)
+    for fields in ({}, {"tools": [WEATHER], "tool_choice": "none"}, {"logprobs": True}):
+        same(*both(running, **fields))
+    import httpx
+
+    assert httpx.post(running.url + "/v1/chat/completions", json={"messages": HELLO, "tools": [WEATHER]}).status_code == 500
 
 
 PIECES = ["<tool_call>", "\n", '{"name": "get_weather", ', '"arguments": {"city": "x"}}', "</tool_call>", "text", "<think>", "</think>"]
