@@ -9,7 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import ConfigError
+from octavo.frontend.parsers import TOOL_PARSERS
 from octavo.server.mock import FakeChatTemplate, MockEngine
+from tests.frontend.parsers.parser_cases import CASES, TOOLS
+from tests.server.conftest import running_server
 
 MODEL = "mock-model"
 HELLO = [{"role": "user", "content": "weather?"}]
@@ -291,8 +294,6 @@ def test_streams_say_what_answers_say(whole_server, text, limit, logprobs):
 
 @pytest.fixture(scope="module")
 def whole_server():
-    from tests.server.conftest import running_server
-
     with running_server(MockEngine(template=FakeChatTemplate("<tool_call></think>")), stream_tool_arguments=False) as running:
         yield running
 
@@ -454,3 +455,34 @@ def test_the_openai_client_reads_it(say):
     assert final.finish_reason == "tool_calls"
     assert [c.function.name for c in final.message.tool_calls] == ["get_weather", "get_time"]
     assert json.loads(final.message.tool_calls[0].function.arguments) == {"city": "Oslo"}
+
+
+# -- every format --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=sorted(TOOL_PARSERS))
+def format_server(request):
+    reasoning = "gpt_oss" if request.param == "gpt_oss" else "none"
+    flags = {"tool_call_parser": request.param, "reasoning_parser": reasoning, "stream_tool_arguments": False}
+    with running_server(MockEngine(), **flags) as running:
+        yield request.param, running
+
+
+def test_every_format(format_server):
+    """The parsers' own table of answers, whole and streamed, through HTTP."""
+    name, running = format_server
+    cases = [case for case in CASES if case.parser == name]
+    assert len(cases) > 5
+    for case in cases:
+        if not case.text:
+            continue
+        running.engine.says = lambda prompt, index, params, text=case.text: text
+        limit = len(running.engine.tokenizer.encode(case.text)) if case.reason != "stop" else 1000
+        choice = same(*both(running, tools=TOOLS, max_tokens=limit, skip_special_tokens=False))
+        calls = choice["message"].get("tool_calls", [])
+        assert [call["function"]["name"] for call in calls] == [name for name, _ in case.calls], case
+        for call, (_, arguments) in zip(calls, case.calls):
+            text = call["function"]["arguments"]
+            assert (text if isinstance(arguments, str) else json.loads(text)) == arguments, case
+        assert (choice["message"]["content"] or None) == (case.content or None), case
+        assert choice["finish_reason"] == ("length" if case.reason != "stop" else "tool_calls" if case.calls else "stop"), case
