@@ -23,6 +23,7 @@ class Compiling:
     """A request that waits for its grammar, and which of its sequences were aborted meanwhile."""
 
     request: GenerateRequest
+    number: int  # in the order of arrival
     grammar: Future[Grammar]
     aborted: set[int] = field(default_factory=set)
 
@@ -73,7 +74,9 @@ class Engine:
         self.scheduler.check(request)
         if request.request_id in self._compiling:
             raise RequestError(f"a request with the id {request.request_id!r} is running already; choose another.", param="request_id")
-        self._compiling[request.request_id] = Compiling(request, self.grammars.compile(request.params.grammar))
+        self._compiling[request.request_id] = Compiling(
+            request, self.scheduler.take_number(), self.grammars.compile(request.params.grammar)
+        )
         self._take_compiled()
 
     def _take_compiled(self) -> None:
@@ -83,7 +86,7 @@ class Engine:
                 continue
             del self._compiling[request_id]
             try:
-                self.scheduler.add(entry.request, entry.grammar.result())
+                self.scheduler.add(entry.request, entry.grammar.result(), entry.number)
             except Exception as error:  # noqa: BLE001 (whatever it is, it is this request's alone)
                 self._ready += [_refusal(entry.request, i, error) for i in range(entry.request.params.n)]
             for index in entry.aborted:

@@ -169,13 +169,15 @@ class Grammars:
 
         min_tokens and allowed_token_ids are kept on the device, too. Here it shows whether a token is left.
         """
-        params, ends = seq.request.params, self.eos_token_ids
-        if early:
-            ends = [*ends, *seq.request.end_ids]
-        if early or not params.eos_token_ids:
-            row &= ~bits_of(ends, len(row))
-        if params.allowed_token_ids is not None:
-            row &= bits_of(params.allowed_token_ids, len(row))
+        request = seq.request
+        if early or not request.params.eos_token_ids:
+            words = row.view(np.uint32)
+            for token in (*self.eos_token_ids, *request.end_ids) if early else self.eos_token_ids:
+                words[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
+        if request.params.allowed_token_ids is not None:
+            if request.allowed_bits is None:
+                request.allowed_bits = bits_of(request.params.allowed_token_ids, len(row))
+            row &= request.allowed_bits
 
     def fill(self, matchers: Items[Matcher]) -> np.ndarray:
         """int32 [len(matchers), W]: bit t of row i (bit t % 32 of word t // 32) says whether token t may come next.
@@ -200,7 +202,7 @@ class Grammars:
 
 
 def bits_of(tokens: Items[int], words: int) -> np.ndarray:
-    """int32 [words] with these tokens' bits set; ids past the last word are left out."""
+    """int32 [words] with these tokens' bits set."""
     mask = np.zeros(words * 32, np.uint8)
-    mask[[t for t in tokens if t < words * 32]] = 1
+    mask[list(tokens)] = 1
     return np.packbits(mask, bitorder="little").view(np.int32)

@@ -78,29 +78,36 @@ class Scheduler:
         self.stats = EngineStats()
         self._ready: list[TokenDelta] = []
         self._num_added = 0
+        self._num_following = 0  # unfinished sequences with a grammar
         self._last_step = -1  # the last step planned: no later one touches what is released now
 
     # -- intake ---------------------------------------------------------------------------------------------------------
 
-    def add(self, source: GenerateRequest, grammar: Grammar | None = None) -> None:
+    def add(self, source: GenerateRequest, grammar: Grammar | None = None, number: int | None = None) -> None:
         """Take a request in. RequestError for one that could never finish here; nothing is kept of it then.
 
-        ``grammar``: the compiled ``params.grammar``, which every one of its sequences follows.
+        ``grammar``: the compiled ``params.grammar``, which every one of its sequences follows. ``number``: its place among all
+        requests, from ``take_number``, when it has waited elsewhere.
         """
         max_length = self.check(source)
         params = source.params
-        counter = self._num_added
-        self._num_added += 1
+        counter = self.take_number() if number is None else number
         seed = derive_seed(self.settings.seed, counter) if params.seed is None else params.seed
         request = Request(source, self.policy.order(source, counter), max_length, seed)
-        if grammar is not None:
-            for seq in request.sequences:
-                seq.matcher = Matcher(grammar)
         if params.max_tokens == 0 and not request.awaits_prompt_logprobs:  # nothing to compute
             self._ready.extend(self._delta(seq, [], "length", request.take_prompt_logprobs()) for seq in request.sequences)
             return
+        if grammar is not None:
+            for seq in request.sequences:
+                seq.matcher = Matcher(grammar)
+            self._num_following += len(request.sequences)
         self.requests[request.id] = request
         self.waiting.add(request.sequences[0])
+
+    def take_number(self) -> int:
+        """A request's place in the order of arrival. Seeds of those that bring none depend on it."""
+        self._num_added += 1
+        return self._num_added - 1
 
     def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
         """End a request, or one of its sequences. Unknown or finished ones give no delta and no error."""
@@ -163,7 +170,7 @@ class Scheduler:
             record.sampled.extend(chunk.drawing)
             self.kv.publish(chunk.seq)  # only now, so that no sequence of this step reads what this step writes
         record.work.rows = len(record.sampled)
-        plan.masked = any(seq.matcher is not None for seq in record.sampled)
+        plan.masked = self._num_following > 0 and any(seq.matcher is not None for seq in record.sampled)
         self._last_step = step
         self.in_flight.append(record)
         self.stats.num_steps += 1
@@ -459,6 +466,7 @@ class Scheduler:
         self.kv.release(seq, self._last_step)
         self._free_row(seq)
         seq.status = Status.FINISHED
+        self._num_following -= seq.matcher is not None
         if not request.live:
             del self.requests[request.id]
 

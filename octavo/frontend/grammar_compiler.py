@@ -182,7 +182,12 @@ class _Worker:
         root = os.path.dirname(os.path.dirname(os.path.abspath(octavo.__file__)))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD.format(root=root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0
+            [sys.executable, "-c", _CHILD.format(root=root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C in the terminal is for the parent; the end of its input ends the worker
         )
         try:
             self.ask(vocabulary, START_S)

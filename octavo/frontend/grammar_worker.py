@@ -8,6 +8,7 @@ every other one ``[kind, value]``; an answer is ``[grammar, error, pointer]``, w
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import sys
 from typing import BinaryIO
@@ -19,6 +20,7 @@ from octavo.frontend.grammars import GrammarError, to_grammar
 from octavo.types import GrammarVocabulary
 
 MEMORY_BYTES = 8 << 30  # of address space; a vocabulary's tables and llguidance's threads take under two
+MAX_SECONDS = 60
 _LENGTH = struct.Struct("<I")
 
 
@@ -35,6 +37,7 @@ def main() -> None:
             special[text] = token_id
     write(sink, [None, None, None])  # ready
     while (data := read(source)) is not None:
+        signal.alarm(MAX_SECONDS)  # ends this process in the middle of whatever it does, should its parent be gone
         kind, value = msgspec.msgpack.decode(data)
         try:
             answer: list[str | None] = [to_grammar(kind, value, lambda grammar: complaint(tokenizer, grammar), special), None, None]
@@ -44,6 +47,7 @@ def main() -> None:
             answer = [None, "It is nested too deeply, or too large.", ""]
         except Exception as error:  # noqa: BLE001 (whatever a client found, it is the client's alone)
             answer = [None, f"It can't be read ({type(error).__name__}: {str(error)[:200]}).", ""]
+        signal.alarm(0)
         write(sink, answer)
 
 

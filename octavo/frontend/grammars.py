@@ -74,7 +74,9 @@ def regex_rule(pattern: str) -> str:
 
     if not pattern:
         return '""'
-    return "/" + regex_to_lark(pattern.replace("\n", "\\n"), "d") + "/"
+    # A line break would end the rule; one that is escaped stands for itself.
+    on_one_line = re.sub(r"(\\*)\n", lambda m: m[1] + ("n" if len(m[1]) % 2 else "\\n"), pattern)
+    return "/" + regex_to_lark(on_one_line, "d") + "/"
 
 
 def regex_grammar(pattern: str) -> str:

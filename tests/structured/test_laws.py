@@ -103,7 +103,7 @@ def truth(request: GenerateRequest, seed: int, favoured: np.ndarray) -> Truth:
 def random_request(rng: random.Random, name: str, grammars: list[str]) -> GenerateRequest:
     params = TokenParams(
         n=rng.choice((1, 1, 2, 3)),
-        max_tokens=rng.randint(1, 24),
+        max_tokens=rng.choice((0, *range(1, 24))),
         min_tokens=rng.choice((0, 0, 3, 30)),
         temperature=1.0,
         seed=rng.randint(0, 10**6),
@@ -163,8 +163,10 @@ def run_schedule(rng: random.Random, grammars: list[str]) -> None:
                 assert delta.error_status == 400
                 errors[delta.request_id] = delta.error
         check_laws(engine)
-        for request in engine.scheduler.requests.values():  # a matcher has taken in what the host knows, wherever its sequence is
+        for request in engine.scheduler.requests.values():
             assert all((s.matcher is not None) == (request.params.grammar is not None) for s in request.live)
+        following = [s for r in engine.scheduler.requests.values() for s in r.live if s.matcher is not None]
+        assert engine.scheduler._num_following == len(following)
         SEEN["preempted"] += any(s.status is Status.WAITING and s.num_outputs for r in engine.scheduler.requests.values() for s in r.live)
     check_empty(engine)
     for name, request in requests.items():
