@@ -486,3 +486,17 @@ def test_every_format(format_server):
             assert (text if isinstance(arguments, str) else json.loads(text)) == arguments, case
         assert (choice["message"]["content"] or None) == (case.content or None), case
         assert choice["finish_reason"] == ("length" if case.reason != "stop" else "tool_calls" if case.calls else "stop"), case
+
+
+@pytest.mark.parametrize(
+    "flags", [{"tool_call_parser": "herms"}, {"reasoning_parser": "r1"}, {"tool_call_parser": "gpt_oss", "reasoning_parser": "qwen3"}]
+)
+def test_unknown_parsers_are_errors_before_a_model_is_loaded(flags):
+    from octavo.config import EngineConfig, ServerOptions
+    from octavo.server.run import serve
+
+    def start(*_):
+        raise AssertionError("the engine was started")
+
+    with pytest.raises(ConfigError, match="herms|r1|exclude"):
+        serve(EngineConfig(), ServerOptions(port=0, **flags), start_engine=start)
