@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _PARALLEL = "Only tensor parallelism is known: --tensor-parallel-size."
-_PARSERS = "Tool calls and reasoning are not parsed yet: they arrive as text."
+_PARSERS = "Parsers are built in: --tool-call-parser and --reasoning-parser choose one, and the model's is found by itself."
 _LORA = "Serve a merged checkpoint instead."
 _PROXY = "Put a proxy such as nginx or caddy in front of the server."
 _IMAGES = "Only text models are served."
@@ -43,7 +43,6 @@ UNSUPPORTED: dict[str, str] = {
     "--disable-sliding-window": "",
     "--disable-uvicorn-access-log": "Use --disable-log-requests.",
     "--distributed-executor-backend": _PARALLEL,
-    "--enable-auto-tool-choice": _PARSERS,
     "--enable-dbo": "",
     "--enable-eplb": _PARALLEL,
     "--enable-expert-parallel": _PARALLEL,
@@ -107,7 +106,6 @@ UNSUPPORTED: dict[str, str] = {
     "--profiler-config": "",
     "--pt-load-map-location": "",
     "--ray-workers-use-nsight": "",
-    "--reasoning-parser": _PARSERS,
     "--response-role": "The role is always assistant.",
     "--return-tokens-as-token-ids": "",
     "--root-path": _PROXY,
@@ -128,7 +126,6 @@ UNSUPPORTED: dict[str, str] = {
     "--task": "Only text generation is served.",
     "--tokenizer-mode": "The tokenizer is recognized by itself.",
     "--tokenizer-revision": "Give a local folder with --tokenizer.",
-    "--tool-call-parser": _PARSERS,
     "--tool-parser-plugin": _PARSERS,
     "--tool-server": _PARSERS,
     "--uds": _PROXY,

@@ -35,6 +35,7 @@ class SequenceOutput:
                 tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
+                kept=params.kept_special_tokens or (),
                 whole=params.structured_outputs is not None,
             )
             if params.stop:

@@ -21,12 +21,14 @@ from octavo.config import ServerOptions
 from octavo.errors import EngineDeadError, RequestError
 from octavo.metrics.prometheus import Metrics
 from octavo.server.auth import OPEN_PATHS, ApiKeyMiddleware
-from octavo.server.chat import ChatEndpoint
+from octavo.server.chat_endpoint import ChatEndpoint
 from octavo.server.completions import CompletionEndpoint
 from octavo.server.context import ServerContext, ServerEngine, new_request_id
 from octavo.server.errors import error_response, response_for
 from octavo.server.limits import ClientDisconnect
+from octavo.server.messages import CountTokensEndpoint, MessagesEndpoint
 from octavo.server.openapi import DocumentationRoutes
+from octavo.server.responses import ResponsesEndpoint
 from octavo.server.routes import UtilityRoutes, version
 
 access_logger = logging.getLogger("octavo.access")
@@ -102,9 +104,13 @@ def create_app(
     context = ServerContext(engine, options, names, metrics, scheduling_policy)
     utility = UtilityRoutes(context)
     documentation = DocumentationRoutes(version(), bool(options.api_key), OPEN_PATHS)
+    context.parsers  # noqa: B018 (flags that don't fit the model are errors at the start)
     routes = [
         Route("/", utility.index),
         Route("/v1/chat/completions", ChatEndpoint(context), methods=["POST"]),
+        Route("/v1/responses", ResponsesEndpoint(context), methods=["POST"]),
+        Route("/v1/messages", MessagesEndpoint(context), methods=["POST"]),
+        Route("/v1/messages/count_tokens", CountTokensEndpoint(context), methods=["POST"]),
         Route("/v1/completions", CompletionEndpoint(context), methods=["POST"]),
         Route("/v1/models", utility.models),
         Route("/v1/models/{name:path}", utility.model),

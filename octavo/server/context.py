@@ -19,6 +19,7 @@ from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.metrics.prometheus import Metrics
 from octavo.server.logprobs import TokenTexts
+from octavo.server.model_parsers import ModelParsers, model_parsers
 from octavo.types import EngineReady, EngineStats
 
 MAX_TEMPLATES = 16  # of requests that are kept compiled
@@ -73,9 +74,15 @@ class ServerContext:
     created: int = field(default_factory=lambda: int(time.time()))
     counter: Any = field(default_factory=itertools.count)
     templates: dict[str, Any] = field(default_factory=dict)  # compiled, of requests; by their text
+    _kept: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
     pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1), thread_name_prefix="octavo-text")
     )
+
+    @functools.cached_property
+    def parsers(self) -> ModelParsers:
+        """How the model's answers are read. ConfigError for flags that can't be."""
+        return model_parsers(self.engine, self.options)
 
     @functools.cached_property
     def texts(self) -> TokenTexts:
@@ -115,6 +122,14 @@ class ServerContext:
     def engine_request_id(self, response_id: str) -> str:
         """A name for the engine that is unique, even when clients choose equal request ids."""
         return f"{response_id}-{next(self.counter)}"
+
+    def kept_tokens(self, markers: tuple[str, ...]) -> list[int]:
+        """Ids of those of a parser's marks that are special tokens, which texts leave out otherwise."""
+        if markers not in self._kept:
+            tokenizer = self.engine.tokenizer
+            ids = (tokenizer.encode(marker, add_special_tokens=False) for marker in markers)
+            self._kept[markers] = [i[0] for i in ids if len(i) == 1 and i[0] in self.texts.special]
+        return self._kept[markers]
 
     async def off_loop(self, size: int, function: Callable[..., T], *args: Any) -> T:
         """Run text work on ``size`` characters: here when it is little, in the pool when it would hold up the loop."""

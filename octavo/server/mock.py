@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import json
 import math
 import time
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.frontend.params import SamplingParams, check_ids
 from octavo.types import EngineReady, EngineStats
 
-SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "[TOOL_CALLS]")
 EOS = 256 + SPECIALS.index("<|im_end|>")
 TEXT = (
     "the octopus reads books about deep water and writes letters to a friend who lives near one old lighthouse ; "
@@ -74,9 +75,11 @@ class FakeTokenizer:
 
 
 class FakeChatTemplate:
-    """ChatML. A ``tool`` message without a name is refused, to have a template error."""
+    """ChatML. A ``tool`` message without a name is refused, to have a template error. ``marks``: what parsers are found by."""
 
-    source = "<|im_start|>"
+    def __init__(self, marks: str = "<tool_call>", takes_tools: bool = True) -> None:
+        self.source = self.whole_source = "<|im_start|>" + marks
+        self.takes_tools = takes_tools
 
     def render(
         self,
@@ -88,10 +91,12 @@ class FakeChatTemplate:
         **variables: Any,
     ) -> str:
         parts = [f"[{name}={value}]" for name, value in variables.items()]
+        parts += [f"[tools={json.dumps(tools)}]"] if tools else []
         for i, message in enumerate(messages):
             if message["role"] == "tool" and not message.get("name"):
                 raise RequestError(f"The chat template refused messages[{i}]: a tool message needs a name.", param="messages")
-            parts.append(f"<|im_start|>{message['role']}\n{message['content']}")
+            calls = "".join(f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in message.get("tool_calls", ()))
+            parts.append(f"<|im_start|>{message['role']}\n{message['content']}{calls}")
             if not (continue_final_message and i == len(messages) - 1):
                 parts.append("<|im_end|>\n")
         if add_generation_prompt:
@@ -134,7 +139,8 @@ class _Sequence:
             return self._finish("stop")
         if params.stop_token_ids and token in params.stop_token_ids:
             return self._finish("stop", token)
-        if not (token in FakeTokenizer.special_token_ids and params.skip_special_tokens):
+        kept = params.kept_special_tokens or ()
+        if not (token in FakeTokenizer.special_token_ids and params.skip_special_tokens and token not in kept):
             self._write(self.decoder.decode(VOCAB[token]))
         if self.finish_reason is None and self.count >= max_tokens:
             self._finish("length")
@@ -226,9 +232,10 @@ class MockEngine:
         length: int = 24,
         max_model_len: int = 2048,
         defaults: dict[str, Any] | None = None,
+        template: FakeChatTemplate | None = None,
     ) -> None:
         self.tokenizer: Any = FakeTokenizer()
-        self.chat_template: Any = FakeChatTemplate()
+        self.chat_template: Any = template or FakeChatTemplate()
         self.model_config = SimpleNamespace(generation_defaults=defaults or {})
         self.max_model_len = max_model_len
         self.vocab_size = len(VOCAB)
@@ -236,6 +243,9 @@ class MockEngine:
         self.stats = EngineStats()
         self.tick_s, self.first_s, self.length = tick_s, first_s, length
         self.script = self.tokenizer.encode("".join(" " + w for w in WORDS))
+        self.says: Callable[[str, int, SamplingParams], str | None] | None = None
+        """(text before the answer, the sequence's index, parameters) -> the answer; None: the usual words."""
+        self._scripts: dict[str, list[int]] = {}
         self.runs: dict[str, _Run] = {}
         self.seen: set[tuple[int, ...]] = set()  # prompts' full blocks, as chains
         self.last_params: SamplingParams | None = None
@@ -282,7 +292,7 @@ class MockEngine:
         cached = self._lookup(prompt_token_ids)
         left = self.max_model_len - len(prompt_token_ids)
         max_tokens = left if params.max_tokens is None else min(params.max_tokens, left)
-        sequences = [_Sequence(i, prompt_token_ids, params, self.script, self.length) for i in range(params.n)]
+        sequences = [self._sequence(i, prompt_token_ids, params) for i in range(params.n)]
         run = self.runs[request_id] = _Run(request_id, sequences, max_tokens)
         self.stats.num_running = len(self.runs)
         prompt_logprobs: Any = None
@@ -301,6 +311,17 @@ class MockEngine:
                 prompt_logprobs = None
         finally:
             self.abort(request_id)
+
+    def _sequence(self, index: int, prompt: list[int], params: SamplingParams) -> _Sequence:
+        answer = self.says(self.tokenizer.decode(prompt, skip_special_tokens=False), index, params) if self.says else None
+        if answer is None:
+            return _Sequence(index, prompt, params, self.script, self.length)
+        script = self._scripts.get(answer)
+        if script is None:
+            script = self._scripts[answer] = [*self.tokenizer.encode(answer), EOS]
+        sequence = _Sequence(index, prompt, params, script, len(script) - 1)
+        sequence.at = 0
+        return sequence
 
     def abort(self, request_id: str) -> None:
         self.runs.pop(request_id, None)
@@ -360,7 +381,10 @@ class MockEngine:
 
 
 def main() -> None:
-    """``python -m octavo.server.mock PORT [TICK_SECONDS]``: the whole server, with the mock for an engine."""
+    """``python -m octavo.server.mock PORT [TICK_SECONDS [call]]``: the whole server, with the mock for an engine.
+
+    With "call" its answers are one endless call of a tool named "write".
+    """
     import logging
     import sys
 
@@ -371,7 +395,11 @@ def main() -> None:
     tick = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
 
     async def start(config: EngineConfig, options: ServerOptions) -> MockEngine:
-        return MockEngine(tick_s=tick, length=1000, max_model_len=8192)
+        engine = MockEngine(tick_s=tick, length=1000, max_model_len=8192)
+        if sys.argv[3:] == ["call"]:
+            call = '<tool_call>\n{"name": "write", "arguments": {"text": "' + "".join(" " + word for word in WORDS) * 100
+            engine.says = lambda prompt, index, params: call
+        return engine
 
     options = ServerOptions(port=int(sys.argv[1]), served_model_name=("mock-model",), disable_log_requests=True)
     serve(EngineConfig(), options, start_engine=start)

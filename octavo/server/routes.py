@@ -14,6 +14,7 @@ from octavo.server.context import ServerContext
 from octavo.server.limits import decode, read_body
 from octavo.server.prompts import chat_prompt, encode
 from octavo.server.schemas import TokenizeRequest, detokenize_decoder, tokenize_decoder
+from octavo.server.tools import template_tools
 
 T = TypeVar("T")
 
@@ -105,7 +106,7 @@ class UtilityRoutes:
         if (sent.prompt is None) == (sent.messages is None):
             raise RequestError("Send either prompt or messages.", param="prompt")
         if sent.messages is not None:
-            tokens = (await chat_prompt(sent, self.context)).token_ids
+            tokens = (await chat_prompt(sent, self.context, template_tools(sent.tools))).token_ids
         else:
             self._refuse_chat_fields(sent)
             tokens = (await encode(self.context, [sent.prompt or ""], sent.add_special_tokens is not False))[0]
@@ -114,7 +115,7 @@ class UtilityRoutes:
         return json_response(answer)
 
     def _refuse_chat_fields(self, sent: TokenizeRequest) -> None:
-        for name in ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"):
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools"):
             if getattr(sent, name) is not None:
                 raise RequestError(f"{name} works on messages; this request has a prompt.", param=name)
 

@@ -40,6 +40,7 @@ def serve(config: EngineConfig, options: ServerOptions, *, start_engine: StartEn
     ``start_engine`` replaces ``AsyncLLM.start`` (tests, benchmarks of the server alone).
     """
     keys = api_keys(options)
+    check_parser_names(options)
     raise_file_limit()
     sock = bind(options.host, options.port)
     loop = _new_loop()
@@ -60,6 +61,15 @@ def api_keys(options: ServerOptions) -> tuple[str, ...]:
     if any(not key.strip() for key in options.api_key):
         raise ConfigError("--api-key must not be empty.")
     return tuple(dict.fromkeys((*options.api_key, *env.api_keys())))
+
+
+def check_parser_names(options: ServerOptions) -> None:
+    """ConfigError for a parser that there is not, before a model is loaded. Whether it fits the model is seen when that is there."""
+    if options.tool_call_parser is None and options.reasoning_parser is None:
+        return
+    from octavo.frontend.parsers.registry import check_pair
+
+    check_pair(*(None if name == "none" else name for name in (options.tool_call_parser, options.reasoning_parser)))
 
 
 def bind(host: str, port: int) -> socket.socket:

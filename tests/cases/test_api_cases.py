@@ -116,20 +116,33 @@ def test_7_bias_of_an_unknown_token(http):
         refused(http.post(path, json={**body, "logit_bias": {"191222": -100}, "stream": True}), 400, "191222")
 
 
+def called(http: httpx.Client, streams: bool, **body) -> tuple[str, str, str]:
+    """(finish reason, name, arguments) of the first call of an answer."""
+    if not streams:
+        choice = post(http, CHAT, messages=HELLO, **body)["choices"][0]
+        function = choice["message"]["tool_calls"][0]["function"]
+        return choice["finish_reason"], function["name"], function["arguments"]
+    chunks = [chunk["choices"][0] for chunk in stream(http, CHAT, messages=HELLO, **body)]
+    calls = [call for chunk in chunks for call in chunk["delta"].get("tool_calls", ()) if call["index"] == 0]
+    return chunks[-1]["finish_reason"], calls[0]["function"]["name"], "".join(call["function"]["arguments"] for call in calls)
+
+
+@pytest.mark.real
 @pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
-    ],
-    ids=["8", "9"],
-)
-def test_8_9_tools_are_refused_by_name(http, fields, streams):
-    """Until tool calling exists, it is refused, not ignored."""
-    answer = http.post(CHAT, json={"messages": HELLO, "max_tokens": 64, "stream": streams, **fields})
-    refused(answer, 400, "not supported yet")
-    assert answer.json()["error"]["param"] in fields
+def test_8_a_required_call_that_is_cut(http, streams):
+    text = {"type": "object", "properties": {"text": {"type": "string", "minLength": 2000}}, "required": ["text"]}
+    tools = [{"type": "function", "function": {"name": "say", "parameters": text}}]
+    reason, name, arguments = called(http, streams, tools=tools, tool_choice="required", max_tokens=64)
+    assert (reason, name) == ("length", "say") and arguments.lstrip().startswith("{")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("streams", [False, True])
+def test_9_a_forced_call_without_parameters(http, streams):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        reason, name, arguments = called(http, streams, tools=tools, tool_choice=choice, parallel_tool_calls=False, max_tokens=64)
+        assert (reason, name, json.loads(arguments)) == ("tool_calls", "f", {})
 
 
 @pytest.mark.real

@@ -39,8 +39,20 @@ def _still_well(http, server):
 
 
 CHAT_REFUSALS = [
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "not supported yet"),
-    ({"tool_choice": "required"}, "tool_choice", "not supported yet"),
+    ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name", "letters"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools[1].function.name", "twice"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "functions only"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]}, "tools[0].function.x", "Unknown field"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "always"}, "tool_choice", "required"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "function"}}, "tool_choice", "name"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice",
+        "not among the tools",
+    ),
+    ({"tool_choice": "required"}, "tool_choice", "no tools"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget", "--reasoning-parser"),
     ({"functions": [{"name": "f"}]}, "functions", "not supported"),
     ({"response_format": "json"}, "response_format", "must be an object"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "one of text, json_object, json_schema, structural_tag"),
