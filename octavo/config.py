@@ -173,6 +173,7 @@ class ServerOptions:
     api_key: tuple[str, ...] = flag((), "Keys that clients must send; repeat the flag for several. Also OCTAVO_API_KEY.", repeat=True)
     chat_template: str | None = flag(None, "Jinja file or text that replaces the model's chat template.")
     metrics_require_api_key: bool = flag(False, "Ask for the API key on /metrics too.")
+    disable_web_ui: bool = flag(False, "Do not serve the web page (chat and dashboard) at /.")
     disable_log_requests: bool = flag(False, "Do not log a line per request.")
     disable_log_stats: bool = flag(False, "Do not log a line about the load every ten seconds.")
     log_level: str = flag("info", "How much to log.", choices=("debug", "info", "warning", "error"))
