@@ -263,6 +263,10 @@ export class Chat {
         }
         this.app.ended(version.error);
       },
+      onMeasured: () => {
+        this.changed(conversation);
+        if (!this.runs.has(conversation.id)) view()?.update();
+      },
     });
     const clock = setInterval(() => view()?.update(run), 500); // the seconds go on while no token comes
     this.runs.set(conversation.id, { run, conversation, message });

@@ -27,7 +27,7 @@ export class Dashboard {
     this.timer = 0;
     this.described = 0;
     this.span = Number(remembered.get("span"));
-    if (!SPANS.includes(this.span)) this.span = 300;
+    if (!SPANS.includes(this.span)) this.span = 60;
     this.build();
     document.addEventListener("visibilitychange", () => this.tick());
   }

@@ -99,6 +99,7 @@ export const count = (n) => number.format(n);
 
 export function seconds(s) {
   if (s === null || s === undefined || !Number.isFinite(s)) return "–";
+  if (s === 0) return "0";
   if (s < 0.001) return "<1 ms";
   if (s < 1) return `${(s * 1000).toFixed(s < 0.01 ? 1 : 0)} ms`;
   if (s < 100) return `${s.toFixed(s < 10 ? 2 : 1)} s`;

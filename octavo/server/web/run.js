@@ -2,6 +2,8 @@
 
 import { ApiError, countTokens, streamChat } from "./api.js";
 
+const SHORTEST_SPAN = 0.02; // seconds that tokens must have taken for their rate to mean anything
+
 /** An empty version of an answer. */
 export function newVersion(model) {
   return { model, text: "", reasoning: "", finish: null, error: null, stats: null, created: Date.now() };
@@ -9,11 +11,11 @@ export function newVersion(model) {
 
 export class Run {
   /**
-   * Writes into ``version`` as the stream comes. ``onChange`` is called for every chunk, ``onEnd`` once.
+   * Writes into ``version`` as the stream comes. ``onChange`` is called for every chunk, ``onEnd`` once, ``onMeasured`` when figures came later.
    * ``body``: the request without stream fields.
    */
-  constructor(version, body, { onChange, onEnd }) {
-    Object.assign(this, { version, body, onChange, onEnd });
+  constructor(version, body, { onChange, onEnd, onMeasured }) {
+    Object.assign(this, { version, body, onChange, onEnd, onMeasured });
     this.abort = new AbortController();
     this.stopped = false;
     this.first = null; // when the first text came
@@ -49,8 +51,14 @@ export class Run {
       }
     }
     if (this.stopped) version.finish = "stopped";
-    await this.measure(before);
+    this.measure(this.usage?.completion_tokens ?? null, before);
     this.onEnd(this);
+    if (this.first === null || this.usage) return;
+    // A stopped answer comes without usage: its tokens are counted afterwards, and marked as about so many.
+    const tokens = await countTokens(version.model, (version.reasoning + version.text).slice(before));
+    if (tokens === null) return;
+    this.measure(tokens, before, true);
+    this.onMeasured();
   }
 
   take(chunk) {
@@ -71,30 +79,25 @@ export class Run {
     this.onChange(this);
   }
 
-  /** Figures of this request. A stopped one has no usage: its tokens are counted afterwards, and are marked as about so many. */
-  async measure(before) {
+  /** Write down the figures of this request, which made ``tokens`` after the first ``before`` characters. */
+  measure(tokens, before, approximate = false) {
     const { version } = this;
-    const end = performance.now();
     if (this.first === null) return;
     const stats = {
       ttft: (this.first - this.began) / 1000,
-      seconds: (end - this.began) / 1000,
+      seconds: (this.last - this.began) / 1000,
       thinking: version.reasoning ? ((this.thinkingEnd ?? this.last) - this.first) / 1000 : null,
       prompt: this.usage?.prompt_tokens ?? null,
       cached: this.usage?.prompt_tokens_details?.cached_tokens ?? null,
-      tokens: this.usage?.completion_tokens ?? null,
-      approximate: false,
+      tokens,
+      approximate,
       rate: null,
     };
-    if (stats.tokens === null) {
-      stats.tokens = await countTokens(version.model, (version.reasoning + version.text).slice(before));
-      stats.approximate = stats.tokens !== null;
-    }
-    stats.context = stats.prompt === null || stats.tokens === null ? null : stats.prompt + stats.tokens;
+    stats.context = stats.prompt === null || tokens === null ? null : stats.prompt + tokens;
     // The first token came with the prompt's work, so the rate is that of the tokens after it.
     const span = (this.last - this.first) / 1000;
-    if (stats.tokens > 1 && span > 0) stats.rate = (stats.tokens - 1) / span;
-    if (stats.tokens !== null && before > 0 && this.earlier?.tokens) {
+    if (tokens > 1 && span > SHORTEST_SPAN) stats.rate = (tokens - 1) / span;
+    if (tokens !== null && before > 0 && this.earlier?.tokens) {
       stats.tokens += this.earlier.tokens;
       stats.approximate ||= this.earlier.approximate;
     }
