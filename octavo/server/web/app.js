@@ -60,7 +60,6 @@ const dashboard = new Dashboard($("dashboard"), {
     setStatus(up ? "up" : "down", text);
     if (cameBack) loadModels();
   },
-  askKey: () => askKey("The server did not accept this key."),
 });
 
 const drawList = () => sidebar.draw(conversations, chat.conversation?.messages.length ? chat.conversation.id : null);
@@ -114,6 +113,7 @@ async function loadModels() {
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
     if (error.status === 401) askKey(hasKey() ? "The server did not accept this key." : "");
+    else if ($("key-dialog").open) askKey(error.message);
     setStatus("down", error.status === 401 ? "Needs an API key" : error.message);
     return false;
   }

@@ -6,11 +6,12 @@
 // An inline is {type: "text", text} | {type: "code", text} | {type: "strong" | "em" | "del", children} | {type: "link", href, children}
 //   | {type: "break"}
 
+// Lines have no \n, but may have other line breaks that . does not match without the flag s.
 const FENCE = /^( {0,3})(`{3,}|~{3,})\s*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)(?:\s+#+)?\s*$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*?)(?:\s+#+)?\s*$/s;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
-const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:( +)(.*)|\s*)$/;
-const QUOTE = /^ {0,3}> ?(.*)$/;
+const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:( +)(.*)|\s*)$/s;
+const QUOTE = /^ {0,3}> ?(.*)$/s;
 const TABLE_RULE = /^ {0,3}\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
 // Last lines that may yet become something else; while more text is to come they are not shown.
 const UNDECIDED = /^\s*(?:[-*+]|\d{1,9}[.)]?|#{1,6}|`{1,}|~{1,}|>|(?:[-*_]\s*){1,3})\s*$|^ {0,3}(?:`{3,}|~{3,})[^`\n]*$/;
@@ -151,6 +152,7 @@ function readTable(lines, i, head, open) {
     const last = open && next === lines.length - 1;
     rows.push(row.map((cell) => parseInline(cell, last)));
   }
+  if (open && next === lines.length - 1 && lines[next].trim()) next++; // it may get its | yet: it waits
   return [{ type: "table", align, head: head.map((cell) => parseInline(cell)), rows }, next];
 }
 
@@ -242,7 +244,7 @@ export function parseInline(text, open = false, depth = 0) {
       return true;
     }
     const body = text.slice(from, end).replaceAll("\n", " ");
-    add({ type: "code", text: /^ .*[^ ].* $/.test(body) ? body.slice(1, -1) : body }, end + ticks.length);
+    add({ type: "code", text: /^ .*[^ ].* $/s.test(body) ? body.slice(1, -1) : body }, end + ticks.length);
     return true;
   }
 
@@ -312,7 +314,7 @@ export function parseInline(text, open = false, depth = 0) {
       else if (text[end] === ")") deep--;
     }
     if (text[end] !== ")") return open && end >= text.length ? (add({ type: "text", text: label }, text.length), true) : false;
-    const href = safeUrl(text.slice(middle + 2, end).trim().replace(/\s+["'(].*$/, "").replace(/^<(.*)>$/, "$1"));
+    const href = safeUrl(text.slice(middle + 2, end).trim().replace(/\s+["'(].*$/s, "").replace(/^<(.*)>$/s, "$1"));
     const children = depth < MAX_DEPTH ? parseInline(label || href || "", false, depth + 1).flatMap(unlinked) : [{ type: "text", text: label }];
     // An image is only a link to it: the page asks no other host for anything.
     if (href) add({ type: "link", href, children }, end + 1);

@@ -17,7 +17,7 @@ const percent = (v) => `${(100 * v).toFixed(v > 0 && v < 0.1 ? 1 : 0)}%`;
 const whole = (v) => (Number.isInteger(v) ? count(v) : v.toFixed(1));
 
 export class Dashboard {
-  /** ``app``: onState(up, text, cameBack), askKey(). */
+  /** ``app``: onState(up, text, cameBack). */
   constructor(root, app) {
     Object.assign(this, { root, app });
     this.history = new History();

@@ -9,35 +9,34 @@ const CHUNK_LINES = 60; // of code; the browser lays out a chunk, not the whole 
 export class MarkdownView {
   constructor(root) {
     this.root = root;
-    this.text = "";
-    this.settled = 0; // characters before this are in blocks that can't change any more
-    this.kept = 0; // how many blocks those are
-    this.blocks = []; // those after them, as they are shown
+    this.clear();
   }
 
-  /** Show ``text``, which begins with what was shown before or not. ``open``: more is to come. */
+  /**
+   * Show ``text``, which begins with what was shown before or not. ``open``: more is to come, and only what follows the last
+   * settled block is read again. At the end the whole text is, for a line can mean something else once it is complete.
+   */
   show(text, open = false) {
     if (!text.startsWith(this.text)) this.clear();
     this.text = text;
+    if (!open) this.settled = this.kept = 0;
     const tail = text.slice(this.settled);
     const blocks = parseBlocks(tail, open);
-    reconcile(this.root, this.kept, this.blocks, blocks);
-    this.blocks = blocks;
+    reconcile(this.root, this.kept, this.blocks.slice(this.kept), blocks);
+    this.blocks.splice(this.kept, Infinity, ...blocks);
     if (blocks.length > 1 && open) {
-      // All but the last are over: nothing that comes later can reach back before a block's first line.
-      const lines = tail.split("\n");
       const start = blocks.at(-1).line;
-      this.settled += lines.slice(0, start).reduce((sum, line) => sum + line.length + 1, 0);
+      this.settled += tail.split("\n", start).reduce((sum, line) => sum + line.length + 1, 0);
       this.kept += blocks.length - 1;
-      this.blocks = [blocks.at(-1)];
     }
   }
 
   clear() {
     this.root.replaceChildren();
     this.text = "";
-    this.settled = this.kept = 0;
-    this.blocks = [];
+    this.blocks = []; // as they are shown
+    this.kept = 0; // how many of them are settled
+    this.settled = 0; // and how many characters those are
   }
 }
 

@@ -107,6 +107,8 @@ class AnswerView {
   /** Show the message as it is. ``run``: what writes it now, or null. */
   update(run = null) {
     this.run = run;
+    this.node.classList.toggle("writing", run !== null);
+    this.node.setAttribute("aria-busy", String(run !== null));
     if (!run) {
       cancelAnimationFrame(this.frame);
       clearTimeout(this.timer);
@@ -131,8 +133,6 @@ class AnswerView {
     this.drawThought();
     const empty = !version.text && !version.reasoning;
     this.waiting.hidden = !(run && empty);
-    this.node.classList.toggle("writing", run !== null);
-    this.node.setAttribute("aria-busy", String(run !== null));
     this.drawError(run ? null : version.error);
     this.drawTools(version, run);
     this.actions.drawn(this);

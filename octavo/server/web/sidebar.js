@@ -50,7 +50,6 @@ export class Sidebar {
     const box = button.getBoundingClientRect();
     menu.style.left = `${Math.max(8, Math.min(box.left, innerWidth - menu.offsetWidth - 8))}px`;
     menu.style.top = `${Math.min(box.bottom + 4, innerHeight - menu.offsetHeight - 8)}px`;
-    menu.setAttribute("aria-label", button.getAttribute("aria-label"));
     menu.firstChild.focus();
     menu.addEventListener("toggle", (event) => event.newState === "closed" && menu.contains(document.activeElement) && button.focus(), { once: true });
   }
