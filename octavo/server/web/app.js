@@ -83,12 +83,13 @@ function route() {
   $("toggle-panel").hidden = onDashboard;
   document.title = onDashboard ? "Dashboard · Octavo" : "Octavo";
   if (onDashboard) showPanel(false);
+  if (!chat.conversation) chat.show(null);
   dashboard.show(onDashboard);
   if (!onDashboard) {
     const found = conversations.find((c) => c.id === id);
     if (found) {
       if (chat.conversation !== found) chat.show(found);
-    } else if (!chat.conversation || chat.conversation.messages.length || id) {
+    } else if (chat.conversation.messages.length || id) {
       chat.show(null);
     }
     $("tab-chat").href = found ? `#chat/${found.id}` : "#chat";
@@ -248,6 +249,7 @@ function wirePanels() {
     $("toggle-panel").focus();
   });
   $("scrim").addEventListener("click", closeOver);
+  $("conversations").addEventListener("click", (event) => event.target.closest("a") && showSidebar(false));
   narrow.addEventListener("change", () => (showPanel(false), showSidebar(false)));
   showSidebar(false);
 }
