@@ -27,36 +27,44 @@ print("a line of code that is much longer than a phone is wide, and then some mo
 
 averyveryveryveryveryveryveryveryveryveryveryveryveryveryverylongwordwithoutanybreak
 """
-VIEWS = ["empty", "answer", "error", "settings", "key", "menu", "editing", "dashboard"]
+VIEWS = ["empty", "error", "answer", "editing", "settings", "menu", "key", "dashboard"]
 
 
 def show(tab: Any, view: str) -> None:
+    """Go from the view before it (in ``VIEWS``) to ``view``."""
     page = tab.page
-    if view in ("answer", "settings", "menu", "editing"):
+    narrow = page.viewport_size["width"] < 820
+    if view == "answer":
         tab.answers(MARKDOWN, reasoning="Hm.", finish="length")
         tab.send("Show me everything, averyveryveryveryveryveryveryveryveryverylongword included")
         tab.finished()
-        page.locator(".answer details summary").click()
+        page.locator(".answer details:not([hidden]) summary").click()
     if view == "error":
+        page.unroute_all()
         page.route("**/v1/chat/completions", lambda r: r.fulfill(status=429, headers={"Retry-After": "3"}, body='{"error":{"message":"Too many."}}'))
         tab.send("hello")
         page.wait_for_selector(".problem:not([hidden]) >> text=Try again in 3 s")
-    narrow = page.viewport_size["width"] < 820
-    if view in ("key", "menu") and narrow:
-        page.click("#open-sidebar")
+    if view == "editing":
+        page.get_by_label("Edit and send again").last.click()
     if view == "settings":
+        page.locator(".editor >> text=Cancel").click()
         page.click("#toggle-panel")
         page.fill("#s-temperature", "9")
-    if view == "key":
-        page.click("#change-key")
     if view == "menu":
+        page.click("#close-panel")
+        if narrow:
+            page.click("#open-sidebar")
         page.locator("#conversations .icon-button").first.click()
-    if view == "editing":
-        page.get_by_label("Edit and send again").click()
+    if view == "key":
+        page.keyboard.press("Escape")
+        page.click("#change-key")
     if view == "dashboard":
+        page.keyboard.press("Escape")
+        if narrow:
+            page.click("#close-sidebar")
         page.click("#tab-dashboard")
         tab.until("document.querySelector('.tile .value').textContent !== '–'")
-    page.wait_for_timeout(250)  # sliding in
+    tab.until("document.getAnimations().every((a) => a.effect.getTiming().iterations === Infinity || a.playState === 'finished')")
 
 
 # Texts whose contrast with what is behind them is too low.
@@ -137,15 +145,14 @@ FITS = """() => {
 @pytest.mark.parametrize("width", [1280, 360])
 def test_every_view(new_tab, mock, scheme, width):
     """Contrast, names, and nothing that sticks out, in every view."""
+    tab = new_tab(mock.url, width, 740, color_scheme=scheme, has_touch=width == 360, allow=("429",))
+    page = tab.open()
     for view in VIEWS:
-        tab = new_tab(mock.url, width, 740, color_scheme=scheme, has_touch=width == 360, allow=("429",))
-        page = tab.open()
         show(tab, view)
         checked, low = page.evaluate(CONTRAST)
         assert checked > 5 and not low, (view, low)
         assert not page.evaluate(NAMES), view
         assert not page.evaluate(FITS), view
-        page.context.close()
 
 
 def test_the_contrast_check_can_fail(tab):
