@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import time
@@ -43,9 +44,15 @@ class LLM:
         self._ids = itertools.count()
 
         prepare_cpu_libraries()
-        from octavo.executor.local import LocalExecutor  # imports torch
+        from octavo.executor.local import LocalExecutor, resolve_device  # imports torch
 
-        self.executor = LocalExecutor(self.config, self.model_config, max_model_len=parts.max_model_len)
+        config = self.config
+        if config.itl_slo_ms is None and config.enable_chunked_prefill and config.max_num_batched_tokens is None:
+            # Nobody reads along, so prompts need not be rationed beside answers: with a fixed token budget they are not.
+            device = "cpu" if resolve_device(config).type == "cpu" else "cuda"
+            config = dataclasses.replace(config, max_num_batched_tokens=config.token_budget(parts.max_model_len, device))
+        self.executor = LocalExecutor(config, self.model_config, max_model_len=parts.max_model_len)
+        self.config = self.executor.config
         self.max_model_len = self.executor.max_model_len
         self.engine = Engine(self.config, self.executor, max_model_len=self.max_model_len)
 
