@@ -67,6 +67,10 @@ class WebPage:
 
     def _index(self, send_page: Handler) -> Handler:
         async def index(request: Request) -> Response:
+            # Under a prefix (--root-path) the page must end with a slash, for all that it names is relative to it.
+            written = request.scope.get("raw_path", b"").split(b"?")[0].decode("latin-1")
+            if written and not written.endswith("/"):
+                return Response(status_code=307, headers={"Location": f"./{written.rsplit('/', 1)[-1]}/"})
             response = await (send_page if "text/html" in request.headers.get("accept", "") else self.text_index)(request)
             response.headers["Vary"] = "Accept"
             return response

@@ -63,13 +63,24 @@ def test_with_a_key_the_page_is_open_and_says_nothing(start_server, off):
     running = start_server(api_key=("k",), disable_web_ui=off)
     with httpx.Client(base_url=running.url) as client:
         assert client.get("/v1/models").status_code == 401
-        assert client.get("/web/nope.js").status_code == 401  # closed unless it is a file of the page
-        for path in ["/", *(served(f) for f in FILES)]:
-            assert client.get(path, headers=HTML).status_code == (401 if off else 200), path
-        if not off:
-            for headers in (HTML, {}):
-                assert "mock-model" not in client.get("/", headers=headers).text
-            assert "mock-model" not in "".join(TEXTS.values())
+        assert client.get("/web/nope.js").status_code in (401, 404)
+        for path in {served(f) for f in FILES} - {"/"}:
+            assert (client.get(path).status_code == 200) is not off, path
+        for headers in (HTML, {}):
+            assert "mock-model" not in client.get("/", headers=headers).text
+        assert off or client.get("/", headers=HTML).status_code == 200
+        assert "mock-model" not in "".join(TEXTS.values())
+
+
+async def test_under_a_prefix_the_page_ends_with_a_slash(server):
+    async def under_prefix(scope, receive, send):
+        await server.app({**scope, "path": scope["path"].removeprefix("/a/llm") or "/"}, receive, send)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(under_prefix), base_url="http://host") as client:
+        answer = await client.get("/a/llm?x=1", headers=HTML)
+        assert answer.status_code == 307 and answer.next_request.url == "http://host/a/llm/"
+        assert (await client.get("/a/llm/", headers=HTML)).content == TEXTS[FOLDER / "index.html"].encode()
+        assert (await client.get("/a/llm/web/app.js")).status_code == 200
 
 
 def test_everything_that_the_files_name_is_there():
@@ -113,4 +124,4 @@ def test_polls_of_the_page_are_not_logged(start_server, caplog):
         running.server.should_exit = True
         running.wait_idle()
     lines = [r.getMessage() for r in caplog.records if r.name == "octavo.access"]
-    assert [re.search(r'"GET (\S+)" (\d+)', line).groups() for line in lines][:2] == [("/web/nope.js", "401"), ("/version", "200")]  # type: ignore[union-attr]
+    assert [re.search(r'"GET (\S+)"', line).group(1) for line in lines] == ["/web/nope.js", "/version"]  # type: ignore[union-attr]

@@ -24,25 +24,31 @@ FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """OCTAVO_TEST_BROWSER, else Playwright's own Chromium, else the system's."""
+def chromium() -> str:
+    """The browser's path: OCTAVO_TEST_BROWSER, else Playwright's own Chromium, else the system's; the first that starts."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright (pip install playwright)")
     with sync_api.sync_playwright() as playwright:
         named = os.environ.get("OCTAVO_TEST_BROWSER")
         candidates = [named] if named else [playwright.chromium.executable_path, *filter(None, map(shutil.which, NAMES))]
         errors = []
-        for path in candidates:
-            if not os.path.exists(path):
-                continue
+        for path in filter(os.path.exists, candidates):
             try:
-                browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+                playwright.chromium.launch(executable_path=path, args=FLAGS).close()
+                return path
             except sync_api.Error as error:
                 errors.append(f"{path}: {str(error).splitlines()[0]}")
-                continue
-            yield browser
-            browser.close()
-            return
-        pytest.skip(f"needs Chromium (apt-get install chromium, or playwright install chromium): {'; '.join(errors) or 'none found'}")
+    pytest.skip(f"needs Chromium (apt-get install chromium, or playwright install chromium): {'; '.join(errors) or 'none found'}")
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Any]:
+    """One for a file: while Playwright's synchronous interface is open, asyncio's tests can't run in the same process."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()
 
 
 @dataclass
@@ -119,7 +125,7 @@ def check(tab: Tab, allow: tuple[str, ...]) -> None:
 
 
 @pytest.fixture(scope="session")
-def demo() -> Iterator[RunningServer]:
+def demo(chromium: str) -> Iterator[RunningServer]:
     """The whole thing: ``octavo serve`` with the demo model, in processes of its own."""
     server = RunningServer("--served-model-name", "demo", "--max-model-len", "4096", "--kv-cache-memory", "256M", "--", demo_model_path())
     yield server
@@ -127,7 +133,7 @@ def demo() -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="session")
-def mock() -> Iterator[Running]:
+def mock(chromium: str) -> Iterator[Running]:
     """The server with an engine that writes 300 tokens, 5 ms each."""
     with running_server(MockEngine(tick_s=0.005, length=300)) as running:
         yield running

@@ -8,6 +8,7 @@ import { buildSettings } from "./settings.js";
 import { exportJson, Sidebar } from "./sidebar.js";
 import * as store from "./store.js";
 
+const SETTLE_MS = 300; // after an answer, until the engine says that it is idle
 const narrow = matchMedia("(max-width: 820px)");
 let conversations = [];
 let models = [];
@@ -31,6 +32,7 @@ const app = {
   },
   ended(error) {
     drawList();
+    setTimeout(() => dashboard.tick(), SETTLE_MS);
     if (error?.status === 401) askKey("The server did not accept this key.");
     if (error?.status === 0) setStatus("down", "Server can’t be reached");
   },
@@ -125,6 +127,7 @@ async function loadModels() {
   select.disabled = models.length === 0;
   setStatus("up", "Ready");
   chat.drawComposer();
+  loadVersion();
   return true;
 }
 
@@ -296,7 +299,7 @@ async function start() {
     drawList();
   });
   if (!narrow.matches && !$("chat").hidden) $("prompt").focus();
-  await Promise.all([loadModels(), loadVersion()]);
+  await loadModels();
   dashboard.start();
   document.documentElement.dataset.ready = "true";
 }
