@@ -86,7 +86,8 @@ class RequestMiddleware:
         tokens = f" prompt={usage.prompt_tokens} generated={usage.completion_tokens}" if usage is not None else ""
         gone = " client disconnected" if scope.get("octavo.disconnected") else ""
         line = '%s:%d "%s %s" %s %.1f ms id=%s%s%s'
-        access_logger.log(level, line, host, port, scope["method"], path, status or "-", 1e3 * seconds, scope["octavo.request_id"], tokens, gone)
+        request_id, milliseconds = scope["octavo.request_id"], 1e3 * seconds
+        access_logger.log(level, line, host, port, scope["method"], path, status or "-", milliseconds, request_id, tokens, gone)
 
 
 def create_app(

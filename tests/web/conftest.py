@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ from tests.e2e.server import RunningServer
 from tests.server.conftest import Running, running_server
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
+CHECKS = (Path(__file__).parent / "checks.js").read_text()
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
 
 
@@ -74,11 +76,19 @@ class Tab:
         self.page.wait_for_selector(".message.answer:last-child:not(.writing)", timeout=1e3 * timeout_s)
         return self.page.locator(".message.answer").last
 
-    def until(self, expression: str, timeout_s: float = 15) -> None:
-        """Wait until a JavaScript expression holds. (Playwright's own wait evaluates strings in the page, which its policy forbids.)"""
+    def check(self, function: str, *arguments: Any) -> Any:
+        """What a function of checks.js says."""
+        call = f"{function}({', '.join(map(json.dumps, arguments))})"
+        return self.page.evaluate(f"(() => {{ {CHECKS}\nreturn {call}; }})()")
+
+    def until(self, expression: str | Callable[[], Any], timeout_s: float = 15) -> None:
+        """Wait until a JavaScript expression, or a function here, is true.
+
+        Playwright's own wait evaluates strings inside the page, which its policy forbids.
+        """
         end = time.monotonic() + timeout_s
-        while not self.page.evaluate(expression):
-            assert time.monotonic() < end, expression
+        while not (value := expression() if callable(expression) else self.page.evaluate(expression)):
+            assert time.monotonic() < end, (expression, value)
             self.page.wait_for_timeout(20)
 
     def answers(self, text: str, *, reasoning: str = "", finish: str = "stop", usage: bool = True, cut: int = 7) -> None:

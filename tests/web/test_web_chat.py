@@ -125,7 +125,10 @@ def test_what_is_sent(tab):
     assert page.locator("#s-top_k").input_value() == "" and page.locator("#s-max_tokens").input_value() == "2048"
 
 
-@pytest.mark.parametrize(("name", "value", "says"), [("temperature", "3", "Between 0 and 2"), ("seed", "1.5", "whole"), ("top_k", "x", "number")])
+WRONG = [("temperature", "3", "Between 0 and 2"), ("seed", "1.5", "whole"), ("top_k", "x", "number")]
+
+
+@pytest.mark.parametrize(("name", "value", "says"), WRONG)
 def test_a_wrong_setting_is_said_and_not_sent(tab, name, value, says):
     page = tab.page
     page.click("#toggle-panel")
@@ -186,7 +189,6 @@ def test_copy(tab):
 
 
 def test_reasoning_is_folded(tab):
-    page = tab.page
     tab.answers("The answer.", reasoning="First this, then that.")
     tab.send("why?")
     answer = tab.finished()
@@ -330,7 +332,8 @@ def test_errors_are_shown_and_can_be_tried_again(new_tab, start_mock):
     answer = tab.finished()
     assert answer.locator(".prose").inner_text() == "half" and "It broke." in answer.locator(".problem").inner_text()
     page.unroute_all()
-    page.route("**/v1/chat/completions", lambda r: r.fulfill(status=200, content_type="text/event-stream", body=body.split("\n\n")[0] + "\n\n"))
+    half = body.split("\n\n")[0] + "\n\n"
+    page.route("**/v1/chat/completions", lambda r: r.fulfill(status=200, content_type="text/event-stream", body=half))
     page.get_by_text("Try again").click()
     tab.until("document.querySelector('.answer .problem')?.textContent.includes('ended before')")
     page.unroute_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import random
+import re
 import threading
 
 import httpx
@@ -14,18 +15,13 @@ from octavo.types import EngineStats
 
 pytestmark = pytest.mark.timeout(120)
 
-TILES = "Object.fromEntries([...document.querySelectorAll('.tile')].map((t) => [t.querySelector('dt').textContent, t.querySelector('.value').textContent]))"
-# How many pixels of a plot have the colour of its first series.
-PIXELS = """(title) => {
-    const figure = [...document.querySelectorAll(".plot")].find((f) => f.querySelector("h3").textContent === title);
-    const canvas = figure.querySelector("canvas");
-    const [r, g, b] = getComputedStyle(figure.querySelector(".swatch")).backgroundColor.match(/\\d+/g).map(Number);
-    const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-    let n = 0;
-    for (let i = 0; i < data.length; i += 4) n += data[i + 3] > 200 && Math.abs(data[i] - r) + Math.abs(data[i + 1] - g) + Math.abs(data[i + 2] - b) < 30;
-    return n;
-}"""
 PLOTS = ["Throughput, tokens/s", "Requests", "Time to first token", "Time between tokens", "KV cache in use", "Prefix cache"]
+
+
+def number(tab, name: str) -> float:
+    """The number that a tile begins with; -1 for none."""
+    found = re.match(r"[\d.]+", tab.check("tiles")[name])
+    return float(found.group()) if found else -1.0
 
 
 def test_numbers_move_under_load(demo, new_tab):
@@ -43,13 +39,13 @@ def test_numbers_move_under_load(demo, new_tab):
     for thread in threads:
         thread.start()
     try:
-        tab.until(f"(t => Number(t.Running) >= 1 && t.Generated > 0 && t.Prompts > 0 && /ms|s/.test(t['First token']))({TILES})", 30)
-        tab.until(f"(t => parseFloat(t['KV cache']) > 0 && parseFloat(t['Prefix hits']) > 0 && /ms|s/.test(t['Between tokens']))({TILES})", 30)
-        before = page.evaluate(TILES)
-        tab.until(f"Number({TILES}.Finished) > {before['Finished']}", 30)
+        for name in ("Running", "Generated", "Prompts", "KV cache", "Prefix hits", "First token", "Between tokens"):
+            tab.until(lambda name=name: number(tab, name) > 0, 30)
+        finished = number(tab, "Finished")
+        tab.until(lambda: number(tab, "Finished") > finished, 30)
         assert page.locator("#status-text").inner_text().endswith("running")
         for title in PLOTS:
-            assert page.evaluate(PIXELS, title) > 3, title
+            assert tab.check("pixels", title) > 3, title
         page.locator(".plot canvas").first.hover()
         assert "generated" in page.locator(".plot .tip").first.inner_text()
         page.locator(".plot canvas").nth(1).focus()
@@ -66,13 +62,12 @@ def test_numbers_move_under_load(demo, new_tab):
 
 def test_without_traffic_it_says_so(new_tab, start_mock):
     tab = new_tab(start_mock().url)
-    page = tab.open("#dashboard")
-    tab.until(f"{TILES}.Running === '0'")
-    assert page.evaluate(TILES) | {"x": 0} == {
-        **{"Running": "0", "Generated": "–", "Prompts": "–", "KV cache": "0%", "Prefix hits": "–", "First token": "–", "Between tokens": "–"},
-        **{"Finished": "0", "x": 0},
-    } or page.evaluate(TILES)["Generated"] == "0"  # there were two scrapes already
-    assert page.evaluate(PIXELS, "Time to first token") == 0
+    tab.open("#dashboard")
+    tab.until(lambda: tab.check("tiles")["Running"] == "0")
+    shown = tab.check("tiles")
+    assert (shown["KV cache"], shown["Finished"]) == ("0%", "0") and shown["Generated"] in ("–", "0")
+    assert {shown[name] for name in ("Prefix hits", "First token", "Between tokens")} == {"–"}
+    assert tab.check("pixels", "Time to first token") == 0
 
 
 def scrape(generated: int, running: int = 1) -> str:
@@ -96,14 +91,14 @@ def test_a_restart_and_an_outage(tab):
 
     page.route("**/metrics", answer)
     page.goto(tab.url + "/#dashboard")
-    tab.until(f"Number({TILES}.Generated) > 50")
+    tab.until(lambda: number(tab, "Generated") > 50)
     state["up"] = False
     page.wait_for_selector('#status[data-state="down"]')
     assert "keeps trying" in page.locator("#dashboard .problem").inner_text()
     state.update(up=True, generated=0)
     page.wait_for_selector('#status[data-state="up"]')
     assert not page.locator("#dashboard .problem").is_visible()
-    tab.until(f"Number({TILES}.Generated) > 50")
+    tab.until(lambda: number(tab, "Generated") > 50)
     tab.complaints[:] = [c for c in tab.complaints if "ERR_FAILED" not in c]
 
 
@@ -114,7 +109,10 @@ def test_a_hidden_tab_asks_for_nothing(tab):
     page.goto(tab.url + "/#dashboard")
     page.wait_for_timeout(1500)
     assert len(asked) >= 2
-    hide = "(hidden) => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true }); document.dispatchEvent(new Event('visibilitychange')); }"
+    hide = """(hidden) => {
+        Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
     page.evaluate(hide, True)
     page.wait_for_timeout(200)
     asked.clear()
