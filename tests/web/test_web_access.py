@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -176,10 +177,12 @@ def test_what_screen_readers_hear(tab):
         window.heard = [];
         new MutationObserver(() => heard.push(live.textContent)).observe(live, { childList: true });
     }""")
-    tab.send("hello")  # 300 tokens in 1.5 seconds
+    begun = time.monotonic()
+    tab.send("hello")  # 300 tokens in 1.5 seconds, on a quiet machine
     tab.finished()
+    seconds = time.monotonic() - begun
     heard = [h for h in page.evaluate("heard") if h]
-    assert 1 <= len(heard) <= 2 and "Answer complete, 301 tokens" in heard[-1] and "octopus" in " ".join(heard)
+    assert 1 <= len(heard) <= 2 + seconds / 4 and "Answer complete, 301 tokens" in heard[-1] and "octopus" in " ".join(heard)
 
 
 def test_reduced_motion(new_tab, mock):

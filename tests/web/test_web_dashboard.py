@@ -43,7 +43,7 @@ def test_numbers_move_under_load(demo, new_tab):
             tab.until(lambda name=name: number(tab, name) > 0, 30)
         finished = number(tab, "Finished")
         tab.until(lambda: number(tab, "Finished") > finished, 30)
-        assert page.locator("#status-text").inner_text().endswith("running")
+        tab.until("document.querySelector('#status-text').textContent.endsWith('running')")
         for title in PLOTS:
             assert tab.check("pixels", title) > 3, title
         page.locator(".plot canvas").first.hover()
@@ -107,8 +107,7 @@ def test_a_hidden_tab_asks_for_nothing(tab):
     asked: list[str] = []
     page.on("request", lambda r: asked.append(r.url) if r.url.endswith("/metrics") else None)
     page.goto(tab.url + "/#dashboard")
-    page.wait_for_timeout(1500)
-    assert len(asked) >= 2
+    tab.until(lambda: len(asked) >= 3)
     hide = """(hidden) => {
         Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
         document.dispatchEvent(new Event("visibilitychange"));
@@ -119,8 +118,7 @@ def test_a_hidden_tab_asks_for_nothing(tab):
     page.wait_for_timeout(1500)
     assert not asked
     page.evaluate(hide, False)
-    page.wait_for_timeout(300)
-    assert asked
+    tab.until(lambda: asked)
 
 
 def test_percentiles_against_the_values_themselves(tab):
