@@ -190,6 +190,7 @@ class ServerOptions:
     enable_auto_tool_choice: bool = flag(True, "Let the model decide whether to call a tool; without, calls can only be forced.")
     stream_tool_arguments: bool = flag(True, "Stream a call's arguments as they come; without, a call is sent when it is whole.")
     metrics_require_api_key: bool = flag(False, "Ask for the API key on /metrics too.")
+    disable_web_ui: bool = flag(False, "Do not serve the web page (chat and dashboard) at /.")
     disable_log_requests: bool = flag(False, "Do not log a line per request.")
     disable_log_stats: bool = flag(False, "Do not log a line about the load every ten seconds.")
     log_level: str = flag("info", "How much to log.", choices=("debug", "info", "warning", "error"))

@@ -30,9 +30,12 @@ from octavo.server.messages import CountTokensEndpoint, MessagesEndpoint
 from octavo.server.openapi import DocumentationRoutes
 from octavo.server.responses import ResponsesEndpoint
 from octavo.server.routes import UtilityRoutes, version
+from octavo.server.webui import WebPage
 
 access_logger = logging.getLogger("octavo.access")
 
+# Asked for each second by the web page and by monitors: logged only when something is wrong, or at --log-level debug.
+_QUIET = re.compile(r"/(health|metrics|web/[^/]+)")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -78,7 +81,8 @@ class RequestMiddleware:
                 self._log(scope, status, time.monotonic() - start)
 
     def _log(self, scope: Scope, status: int, seconds: float) -> None:
-        if not access_logger.isEnabledFor(logging.INFO):
+        level = logging.DEBUG if status < 400 and _QUIET.fullmatch(scope["path"]) else logging.INFO
+        if not access_logger.isEnabledFor(level):
             return
         host, port = scope.get("client") or ("-", 0)
         path = scope.get("raw_path", b"").split(b"?")[0][:200].decode("ascii", "replace")
@@ -86,7 +90,8 @@ class RequestMiddleware:
         tokens = f" prompt={usage.prompt_tokens} generated={usage.completion_tokens}" if usage is not None else ""
         gone = " client disconnected" if scope.get("octavo.disconnected") else ""
         line = '%s:%d "%s %s" %s %.1f ms id=%s%s%s'
-        access_logger.info(line, host, port, scope["method"], path, status or "-", 1e3 * seconds, scope["octavo.request_id"], tokens, gone)
+        request_id, milliseconds = scope["octavo.request_id"], 1e3 * seconds
+        access_logger.log(level, line, host, port, scope["method"], path, status or "-", milliseconds, request_id, tokens, gone)
 
 
 def create_app(
@@ -105,8 +110,9 @@ def create_app(
     utility = UtilityRoutes(context)
     documentation = DocumentationRoutes(version(), bool(options.api_key), OPEN_PATHS)
     context.parsers  # noqa: B018 (flags that don't fit the model are errors at the start)
+    page = None if options.disable_web_ui else WebPage(utility.index)
     routes = [
-        Route("/", utility.index),
+        *([Route("/", utility.index)] if page is None else page.routes),
         Route("/v1/chat/completions", ChatEndpoint(context), methods=["POST"]),
         Route("/v1/responses", ResponsesEndpoint(context), methods=["POST"]),
         Route("/v1/messages", MessagesEndpoint(context), methods=["POST"]),
@@ -127,6 +133,7 @@ def create_app(
     middleware = [Middleware(RequestMiddleware, log=not options.disable_log_requests)]
     if options.api_key:
         open_paths = OPEN_PATHS if options.metrics_require_api_key else OPEN_PATHS | {"/metrics"}
+        open_paths |= page.paths if page is not None else frozenset()
         middleware.append(Middleware(ApiKeyMiddleware, keys=options.api_key, open_paths=open_paths))
     app = Starlette(
         routes=routes,

@@ -18,9 +18,9 @@ from octavo.server.tools import template_tools
 
 T = TypeVar("T")
 
-INDEX = """Octavo {version} runs here and serves {models}.
+INDEX = """Octavo {version} runs here{serves}.
 
-It speaks OpenAI's API; there is no page to look at. The base URL for clients is this address followed by /v1.
+It speaks OpenAI's API. The base URL for clients is this address followed by /v1.
 
     POST /v1/chat/completions    chat, also as a stream
     POST /v1/completions         text completion
@@ -57,8 +57,9 @@ class UtilityRoutes:
         self.context = context
 
     async def index(self, request: Request) -> Response:
-        """For people who open the address in a browser: what runs here, and where to send requests."""
-        return Response(INDEX.format(version=version(), models=", ".join(self.context.model_names)), media_type="text/plain")
+        """What runs here, and where to send requests. Names no model where a key is wanted: the web page makes this path an open one."""
+        serves = "" if self.context.options.api_key else f" and serves {', '.join(self.context.model_names)}"
+        return Response(INDEX.format(version=version(), serves=serves), media_type="text/plain")
 
     async def health(self, request: Request) -> Response:
         """200 while the engine lives and answers, else 503."""

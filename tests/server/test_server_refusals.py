@@ -251,8 +251,8 @@ def test_routes_and_methods(http):
     assert http.head("/health").status_code == 200
 
 
-def test_the_address_in_a_browser(http, server):
-    answer = http.get("/", headers={"Accept": "text/html"})
+def test_the_address_without_a_browser(http, server):
+    answer = http.get("/")
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain")
     paths = {route.path for route in server.app.routes}
     named = set(re.findall(r"/[a-z1/]+", answer.text)) - {"/v1"}
