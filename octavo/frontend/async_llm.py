@@ -111,6 +111,10 @@ class AsyncLLM:
     def num_unfinished(self) -> int:
         return len(self._streams)
 
+    @property
+    def max_num_seqs(self) -> int:
+        return self.config.max_num_seqs
+
     def is_healthy(self) -> bool:
         """Whether the engine lives and answers: its process runs and was heard of lately."""
         silent_s = time.monotonic() - self._last_message

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -19,13 +20,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.config import ServerOptions
 from octavo.errors import EngineDeadError, RequestError
 from octavo.metrics.prometheus import Metrics
-from octavo.server.auth import OPEN_PATHS, ApiKeyMiddleware
+from octavo.server.auth import ApiKeyMiddleware
 from octavo.server.chat import ChatEndpoint
 from octavo.server.completions import CompletionEndpoint
 from octavo.server.context import ServerContext, ServerEngine, new_request_id
 from octavo.server.errors import error_response, response_for
 from octavo.server.limits import ClientDisconnect
+from octavo.server.quota import KeyLimitMiddleware, KeyLimits
+from octavo.server.root_path import RootPathMiddleware, normal_root
 from octavo.server.routes import UtilityRoutes
+from octavo.server.shared import Cells
 
 access_logger = logging.getLogger("octavo.access")
 
@@ -92,9 +96,14 @@ def create_app(
     *,
     metrics: Metrics | None = None,
     scheduling_policy: str | None = None,
+    cells: Cells | None = None,
 ) -> Starlette:
-    """The application that serves ``engine`` under ``model_names`` (the first is the default). Starts nothing."""
+    """The application that serves ``engine`` under ``model_names`` (the first is the default). Starts nothing.
+
+    ``cells``: the numbers that it shares with the server's other HTTP processes.
+    """
     names = tuple(model_names)
+    cells = cells or Cells()
     metrics = metrics or Metrics(names[0])
     metrics.observe_ready(engine.ready)
     context = ServerContext(engine, options, names, metrics, scheduling_policy)
@@ -106,15 +115,13 @@ def create_app(
         Route("/v1/models", utility.models),
         Route("/v1/models/{name:path}", utility.model),
         Route("/health", utility.health),
+        Route("/ping", utility.health),
         Route("/version", utility.version),
         Route("/metrics", utility.metrics),
         Route("/tokenize", utility.tokenize, methods=["POST"]),
         Route("/detokenize", utility.detokenize, methods=["POST"]),
     ]
-    middleware = [Middleware(RequestMiddleware, log=not options.disable_log_requests)]
-    if options.api_key:
-        open_paths = OPEN_PATHS if options.metrics_require_api_key else OPEN_PATHS | {"/metrics"}
-        middleware.append(Middleware(ApiKeyMiddleware, keys=options.api_key, open_paths=open_paths))
+    middleware = middleware_of(options, cells)
     app = Starlette(
         routes=routes,
         middleware=middleware,
@@ -123,6 +130,31 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.context = context
     return app
+
+
+def middleware_of(options: ServerOptions, cells: Cells) -> list[Middleware]:
+    """From the outside in. Whatever is inside of the keys is closed without one; what browsers ask beforehand is outside."""
+    layers = []
+    if prefix := normal_root(options.root_path):
+        layers.append(Middleware(RootPathMiddleware, prefix=prefix))
+    layers.append(Middleware(RequestMiddleware, log=not options.disable_log_requests))
+    if options.allowed_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=options.allowed_origins,
+                allow_methods=options.allowed_methods,
+                allow_headers=options.allowed_headers,
+                allow_credentials=options.allow_credentials,
+                expose_headers=("x-request-id", "retry-after"),
+            )
+        )
+    if options.api_key:
+        also_open = frozenset() if options.metrics_require_api_key else frozenset({"/metrics"})
+        layers.append(Middleware(ApiKeyMiddleware, keys=options.api_key, also_open=also_open))
+    if KeyLimits.wanted(options):
+        layers.append(Middleware(KeyLimitMiddleware, limits=KeyLimits(options, max(len(options.api_key), 1), cells)))
+    return layers
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.server.errors import error_response
 
-OPEN_PATHS = frozenset({"/health", "/version"})
+# All that is open: whether the server lives, and the web page's own files, which hold no data. Nothing else, whatever its name.
+OPEN_PATHS = frozenset({"/health", "/ping", "/"})
+OPEN_FILES = re.compile(r"/web/[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(/[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)*")
+READING = frozenset({"GET", "HEAD"})
 
 
 class ApiKeyMiddleware:
-    """Let a request through only with ``Authorization: Bearer KEY`` for one of ``keys``, on every path but ``open_paths``.
+    """Let a request through only with ``Authorization: Bearer KEY`` for one of ``keys``, on every path but the open ones.
 
-    Works on the path before routing, so a route added later is closed unless it is named here. Keys are compared as
-    digests of equal length, and always against all keys: the time taken says nothing about any of them.
+    Works on the path before routing, so a route added later is closed unless it is named here; open paths are open to be
+    read only. ``also_open`` are further ones. Keys are compared as digests of equal length, and always against all
+    keys: the time taken says nothing about any of them. ``scope["octavo.key"]`` is then the number of the key.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str], open_paths: frozenset[str] = OPEN_PATHS) -> None:
+    def __init__(self, app: ASGIApp, keys: Iterable[str], also_open: frozenset[str] = frozenset()) -> None:
         self.app = app
         self.digests = [_digest(key.encode()) for key in keys]
-        self.open_paths = open_paths
+        self.open_paths = OPEN_PATHS | also_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self.open_paths and not self.allows(scope["headers"]):
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            raise RuntimeError(f"There is no {scope['type']} here.")  # and none without a key, should there ever be one
+        key = self.key_of(scope["headers"])
+        if key is None and not self.is_open(scope["method"], scope["path"]):
             response = error_response(
                 "Incorrect or missing API key; send it as 'Authorization: Bearer KEY'.",
                 401,
@@ -35,20 +46,25 @@ class ApiKeyMiddleware:
             )
             await response(scope, receive, send)
             return
+        scope["octavo.key"] = key or 0
         await self.app(scope, receive, send)
 
-    def allows(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    def is_open(self, method: str, path: str) -> bool:
+        return method in READING and (path in self.open_paths or OPEN_FILES.fullmatch(path) is not None)
+
+    def key_of(self, headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+        """The number of the key that a request brings, or None."""
         sent = [value for name, value in headers if name == b"authorization"]
         if len(sent) != 1:
-            return False
+            return None
         scheme, _, key = sent[0].partition(b" ")
         if scheme.lower() != b"bearer":
-            return False
+            return None
         digest = _digest(key.strip())
-        found = False
-        for known in self.digests:
-            found |= hmac.compare_digest(digest, known)
-        return found
+        found = -1
+        for number, known in enumerate(self.digests):
+            found = (found, number)[hmac.compare_digest(digest, known)]
+        return None if found < 0 else found
 
 
 def _digest(key: bytes) -> bytes:

@@ -135,6 +135,7 @@ class Job:
             self.context.engine.check_prompt(prompt.token_ids, self.params)
         if not self.context.engine.is_healthy():
             raise EngineDeadError("it stopped or does not answer; restart the server")
+        self.context.check_queue(len(self.prompts))
 
     @property
     def num_choices(self) -> int:

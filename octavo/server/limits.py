@@ -25,6 +25,7 @@ MAX_HEADER_SIZE = 64 * 1024  # bytes, request line and all headers together
 LINGER_S = 2.0  # how long a refused connection is still read, so that the client gets to see the answer
 IDLE_HEADER_S = 60.0  # a connection that does not complete its headers in this time is closed
 IDLE_BODY_S = 60.0  # the longest pause in a body
+IDLE_WRITE_S = 60.0  # how long a client may leave a full buffer unread
 
 
 class ClientDisconnect(Exception):
@@ -121,6 +122,8 @@ class LimitedProtocol(HttpToolsProtocol):
     _framing_bytes = 0  # what came after its headers and was not body: chunk sizes, trailers
     _refused = False
     _header_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    write_timeout_s = IDLE_WRITE_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -128,7 +131,28 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The connection's buffer is full. Its client reads on in time, or it is cut off: what waits for it takes memory."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.write_timeout_s, self._write_timed_out)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def _write_timed_out(self) -> None:
+        self._write_timer = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -208,3 +232,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+
+def limited_protocol(write_timeout_s: float) -> type[LimitedProtocol]:
+    """The protocol class for a server with ``--client-write-timeout``."""
+    return type("LimitedProtocol", (LimitedProtocol,), {"write_timeout_s": write_timeout_s})

@@ -229,6 +229,7 @@ class MockEngine:
         self.model_config = SimpleNamespace(generation_defaults=defaults or {})
         self.max_model_len = max_model_len
         self.vocab_size = len(VOCAB)
+        self.max_num_seqs = 256
         self.ready = EngineReady(num_blocks=4096, block_size=BLOCK, max_model_len=max_model_len, dtype="float32", device="mock")
         self.stats = EngineStats()
         self.tick_s, self.first_s, self.length = tick_s, first_s, length

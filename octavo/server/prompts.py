@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from octavo.errors import RequestError
-from octavo.server.context import ServerContext
+from octavo.server.context import INLINE_CHARS, ServerContext
 from octavo.server.schemas import (
     AssistantMessage,
     ChatRequest,
@@ -20,7 +20,6 @@ from octavo.server.schemas import (
     ToolMessage,
 )
 
-MAX_PROMPTS = 2048  # in one completions request
 MAX_CHOICES = 8192  # prompts times n
 
 
@@ -41,8 +40,9 @@ async def completion_prompts(request: CompletionRequest, context: ServerContext)
     items = _split_prompt(request.prompt)
     if not items:
         raise RequestError("prompt must not be empty.", param="prompt")
-    if len(items) > MAX_PROMPTS:
-        raise RequestError(f"prompt takes at most {MAX_PROMPTS} prompts, got {len(items)}.", param="prompt")
+    limit = context.options.max_prompts_per_request
+    if len(items) > limit:
+        raise RequestError(f"prompt takes at most {limit} prompts (--max-prompts-per-request), got {len(items)}.", param="prompt")
     if len(items) * (request.n or 1) > MAX_CHOICES:
         raise RequestError(f"prompts times n must be at most {MAX_CHOICES}, got {len(items)} times {request.n}.", param="n")
     if isinstance(items[0], str):
@@ -116,6 +116,8 @@ async def chat_prompt(request: ChatRequest | TokenizeRequest, context: ServerCon
         return Prompt(tokenizer.encode(text, add_special_tokens=special), text)
 
     size = sum(len(m["content"] or "") for m in messages) + 64 * len(messages)
+    if request.chat_template_kwargs:
+        size += INLINE_CHARS  # what a template makes of them is not known: never on the loop
     prompt = await context.off_loop(size, work)
     truncate(prompt, getattr(request, "truncate_prompt_tokens", None))
     return prompt

@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any
 from octavo import env
 from octavo.config import EngineConfig, ServerOptions
 from octavo.errors import ConfigError
+from octavo.server.tls import tls_context
 
 if TYPE_CHECKING:
+    import ssl
+
     import uvicorn
 
 logger = logging.getLogger("octavo.server")
@@ -40,12 +43,13 @@ def serve(config: EngineConfig, options: ServerOptions, *, start_engine: StartEn
     ``start_engine`` replaces ``AsyncLLM.start`` (tests, benchmarks of the server alone).
     """
     keys = api_keys(options)
+    tls = tls_context(options)
     raise_file_limit()
     sock = bind(options.host, options.port)
     loop = _new_loop()
     try:
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(_Runner(config, options, keys, sock, start_engine or _start_async_llm).run())
+        loop.run_until_complete(_Runner(config, options, keys, sock, start_engine or _start_async_llm, tls).run())
     finally:
         sock.close()
         try:
@@ -56,10 +60,23 @@ def serve(config: EngineConfig, options: ServerOptions, *, start_engine: StartEn
 
 
 def api_keys(options: ServerOptions) -> tuple[str, ...]:
-    """Keys of --api-key and of the environment. ConfigError for an empty one, which anybody could send."""
+    """Keys of --api-key, of --api-key-file and of the environment. ConfigError for an empty one, which anybody could send."""
     if any(not key.strip() for key in options.api_key):
         raise ConfigError("--api-key must not be empty.")
-    return tuple(dict.fromkeys((*options.api_key, *env.api_keys())))
+    from_file = _keys_in(options.api_key_file) if options.api_key_file else ()
+    return tuple(dict.fromkeys((*options.api_key, *from_file, *env.api_keys())))
+
+
+def _keys_in(path: str) -> tuple[str, ...]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.strip() for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {path}: {getattr(error, 'strerror', None) or error}.") from None
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise ConfigError(f"--api-key-file {path} holds no key: the server would be open to everybody.")
+    return keys
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -168,13 +185,20 @@ class _Runner:
     """The life of one server, with its signals: before it listens they stop the start, then they drain, then they end."""
 
     def __init__(
-        self, config: EngineConfig, options: ServerOptions, keys: tuple[str, ...], sock: socket.socket, start_engine: StartEngine
+        self,
+        config: EngineConfig,
+        options: ServerOptions,
+        keys: tuple[str, ...],
+        sock: socket.socket,
+        start_engine: StartEngine,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.config = config
         self.options = options
         self.keys = keys
         self.sock = sock
         self.start_engine = start_engine
+        self.tls = tls
         self.server: uvicorn.Server | None = None
         self.starting: asyncio.Task[Any] | None = None
 
@@ -202,7 +226,7 @@ class _Runner:
         import uvicorn
 
         from octavo.server.app import create_app
-        from octavo.server.limits import LimitedProtocol
+        from octavo.server.limits import limited_protocol
 
         options = dataclasses.replace(self.options, api_key=self.keys)
         names = model_names(self.config, options)
@@ -210,7 +234,7 @@ class _Runner:
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what is not HTTP gets its 400, and no line in the log
         settings = uvicorn.Config(
             app,
-            http=LimitedProtocol,
+            http=limited_protocol(options.client_write_timeout),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -220,6 +244,8 @@ class _Runner:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=options.drain_timeout,  # type: ignore[arg-type]
         )
+        settings.load()
+        settings.ssl = self.tls
         self.server = make_server(settings, lambda: self._announce(names, engine))
         gc.collect()
         gc.freeze()  # what start-up made lives as long as the process; collections need not look at it again
@@ -237,7 +263,7 @@ class _Runner:
             logger.info("Requests that do not say otherwise use the model's %s (--generation-config none: OpenAI's defaults)", values)
         host, port = self.sock.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        logger.info("Octavo serves %s on http://%s:%d", ", ".join(names), shown, port)
+        logger.info("Octavo serves %s on %s://%s:%d", ", ".join(names), "https" if self.tls else "http", shown, port)
 
     def _on_signal(self, name: str) -> None:
         server = self.server
