@@ -20,6 +20,7 @@ from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.server import sse
+from octavo.server.caps import check_logprobs_size
 from octavo.server.context import ServerContext
 from octavo.server.errors import body_for, response_for
 from octavo.server.limits import ClientDisconnect, read_body
@@ -136,6 +137,10 @@ class Job:
         if not self.context.engine.is_healthy():
             raise EngineDeadError("it stopped or does not answer; restart the server")
         self.context.check_queue(len(self.prompts))
+        if not self.request.streams:
+            left = self.context.engine.max_model_len - min(len(prompt.token_ids) for prompt in self.prompts)
+            tokens = left if self.params.max_tokens is None else min(self.params.max_tokens, left)
+            check_logprobs_size(self.num_choices, tokens, self.params.logprobs)
 
     @property
     def num_choices(self) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import struct
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -146,8 +148,12 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _write_timed_out(self) -> None:
         self._write_timer = None
-        if self.transport is not None:
-            self.transport.abort()
+        if self.transport is None or self.transport.is_closing():
+            return
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:  # a reset, so that the system drops its megabytes of this connection too
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:

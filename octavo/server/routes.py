@@ -57,7 +57,9 @@ class UtilityRoutes:
 
     async def index(self, request: Request) -> Response:
         """For people who open the address in a browser: what runs here, and where to send requests."""
-        return Response(INDEX.format(version=version(), models=", ".join(self.context.model_names)), media_type="text/plain")
+        open_to_all = not self.context.options.api_key  # this page is; what is served is not for those without a key
+        models = ", ".join(self.context.model_names) if open_to_all else "models for those who have a key"
+        return Response(INDEX.format(version=version(), models=models), media_type="text/plain")
 
     async def health(self, request: Request) -> Response:
         """200 while the engine lives and answers, else 503."""
