@@ -48,6 +48,10 @@ class Engine:
         """End a request, or one of its sequences, at once. One last delta, ``finish_reason`` abort, per sequence ended."""
         return self.scheduler.abort(request_id, index)
 
+    def request_ids(self) -> list[str]:
+        """Of all requests that have not ended."""
+        return list(self.scheduler.requests)
+
     def abort_all(self) -> list[TokenDelta]:
         """End every request (drain gave up, shutdown)."""
         return [delta for request_id in list(self.scheduler.requests) for delta in self.scheduler.abort(request_id)]

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.config import ServerOptions
 from octavo.errors import EngineDeadError, RequestError
+from octavo.metrics.cells import Cells
 from octavo.metrics.prometheus import Metrics
 from octavo.server.auth import ApiKeyMiddleware
 from octavo.server.chat import ChatEndpoint
@@ -29,7 +30,6 @@ from octavo.server.limits import ClientDisconnect
 from octavo.server.quota import KeyLimitMiddleware, KeyLimits
 from octavo.server.root_path import RootPathMiddleware, normal_root
 from octavo.server.routes import UtilityRoutes
-from octavo.server.shared import Cells
 
 access_logger = logging.getLogger("octavo.access")
 
@@ -104,7 +104,7 @@ def create_app(
     """
     names = tuple(model_names)
     cells = cells or Cells()
-    metrics = metrics or Metrics(names[0])
+    metrics = metrics or Metrics(names[0], cells)
     metrics.observe_ready(engine.ready)
     context = ServerContext(engine, options, names, metrics, scheduling_policy)
     utility = UtilityRoutes(context)

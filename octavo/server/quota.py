@@ -16,8 +16,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.config import ServerOptions
+from octavo.metrics.cells import Cells
 from octavo.server.errors import error_response, retry_headers
-from octavo.server.shared import Cells
 
 COUNTED = frozenset({"POST"})  # what makes work
 BUSY_RETRY_S = 1.0  # when a request may end, nobody knows

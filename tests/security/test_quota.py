@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.config import ServerOptions
+from octavo.metrics.cells import Cells
 from octavo.server.mock import MockEngine
 from octavo.server.quota import KeyLimits, duration
-from octavo.server.shared import Cells
 
 COMPLETIONS = "/v1/completions"
 BODY = {"prompt": "hello", "max_tokens": 5}

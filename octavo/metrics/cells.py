@@ -1,4 +1,4 @@
-"""Numbers that several HTTP processes of one server share, in anonymous memory that they inherit: limits and metrics.
+"""Numbers that several processes of one server share, in anonymous memory that they inherit: metrics and limits.
 
 ``Cells`` hands out runs of float64 in order, so processes that take the same runs in the same order mean the same
 numbers. Some belong to one process and are summed when read (``own``); others are one for all (``common``), changed under
@@ -35,6 +35,12 @@ class Cells:
         """``length`` numbers of this process, as they were when it was here before (a process that was started again)."""
         start, self._owned = self._owned, self._owned + length
         return self._take(1 + self.index, start, length)
+
+    def summed(self, start: int, own: Sequence[float]) -> list[float]:
+        """``own`` (which began at ``start``) added up over all processes."""
+        if self.count == 1:
+            return list(own)
+        return [sum(column) for column in zip(*self.all(start, len(own)))]
 
     def all(self, start: int, length: int) -> list[Sequence[float]]:
         """What every process keeps in the run that ``own`` began at ``start``."""
