@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How many tokens a second the HTTP side streams, without a model: the real server on one core, with the mock engine.
+"""How many tokens a second the HTTP side streams, without a model: the real server, with the mock engine.
 
 The engine makes one token per stream and step and follows AsyncLLM's rule that a consumer who is behind gets several
 tokens at once; the client is a separate process that counts bytes and parses nothing. Printed: tokens/s, the server's
@@ -7,6 +7,8 @@ CPU time per token, and how many tokens an event carried on average (1 is a clie
 
     python scripts/bench_frontend.py --streams 1000 --tokens 200
     python scripts/bench_frontend.py --streams 1000 --tokens 200 --tick 0.05    # paced, as by a real engine
+    python scripts/bench_frontend.py --logprobs 5
+    python scripts/bench_frontend.py --api-server-count 2
 """
 
 from __future__ import annotations
@@ -42,9 +44,11 @@ class Client(asyncio.Protocol):
             self.done.set_result(None)
 
 
-async def load(port: int, streams: int, tokens: int, route: str) -> dict[str, float]:
+async def load(port: int, streams: int, tokens: int, route: str, logprobs: int | None = None) -> dict[str, float]:
     chat = route == "chat"
     body: dict[str, object] = {"max_tokens": tokens, "ignore_eos": True, "stream": True}
+    if logprobs is not None:
+        body |= {"logprobs": True, "top_logprobs": logprobs} if chat else {"logprobs": logprobs}
     body |= {"messages": [{"role": "user", "content": "hello"}]} if chat else {"prompt": "hello"}
     data = json.dumps(body).encode()
     path = "/v1/chat/completions" if chat else "/v1/completions"
@@ -60,9 +64,12 @@ async def load(port: int, streams: int, tokens: int, route: str) -> dict[str, fl
 
 
 def cpu_seconds(pid: int) -> float:
+    """Of a process and its children."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        children = map(int, file.read().split())
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, children))
 
 
 def main() -> None:
@@ -71,12 +78,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200, help="per stream")
     parser.add_argument("--tick", type=float, default=0.0, help="seconds a step; 0: as fast as it goes")
     parser.add_argument("--route", choices=("chat", "completions"), default="chat")
+    parser.add_argument("--logprobs", type=int, metavar="K", help="with the K best of every token")
+    parser.add_argument("--api-server-count", type=int, default=1, help="HTTP processes; each has a mock engine of its own")
     parser.add_argument("--repeat", type=int, default=3)
     arguments = parser.parse_args()
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    command = [sys.executable, "-m", "octavo.server.mock", str(port), str(arguments.tick)]
+    command = [sys.executable, "-m", "octavo.server.mock", str(port), str(arguments.tick), str(arguments.api_server_count)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -89,11 +98,11 @@ def main() -> None:
         except ImportError:
             new_loop = asyncio.new_event_loop
         loop = new_loop()
-        loop.run_until_complete(load(port, 10, 10, arguments.route))
+        loop.run_until_complete(load(port, 10, 10, arguments.route, arguments.logprobs))
         best: dict[str, float] = {}
         for _ in range(arguments.repeat):
             before = cpu_seconds(process.pid)
-            result = loop.run_until_complete(load(port, arguments.streams, arguments.tokens, arguments.route))
+            result = loop.run_until_complete(load(port, arguments.streams, arguments.tokens, arguments.route, arguments.logprobs))
             result["cpu"] = cpu_seconds(process.pid) - before
             if result["done"] != arguments.streams:
                 sys.exit(f"{arguments.streams - result['done']} streams did not end as they should")
@@ -101,7 +110,8 @@ def main() -> None:
                 best = result
         total = arguments.streams * arguments.tokens
         print(
-            f"{arguments.route}: {arguments.streams} streams x {arguments.tokens} tokens: {total / best['seconds']:,.0f} tok/s, "
+            f"{arguments.route}{'' if arguments.logprobs is None else f' with {arguments.logprobs} logprobs'}, "
+            f"{arguments.api_server_count} process(es): {arguments.streams} streams x {arguments.tokens} tokens: {total / best['seconds']:,.0f} tok/s, "
             f"{1e6 * best['cpu'] / total:.1f} us CPU a token ({total / best['cpu']:,.0f} tok/s a core), "
             f"{total / best['events']:.2f} tokens an event, {best['bytes'] / 1e6:.0f} MB"
         )

@@ -23,7 +23,7 @@ from octavo.server import sse
 from octavo.server.caps import check_logprobs_size
 from octavo.server.context import ServerContext
 from octavo.server.errors import body_for, response_for
-from octavo.server.limits import ClientDisconnect, read_body
+from octavo.server.limits import ChunkSink, ClientDisconnect, read_body
 from octavo.server.prompts import Prompt
 from octavo.server.schemas import GenerationRequest
 from octavo.server.watch import DisconnectWatch
@@ -228,12 +228,15 @@ class EventStream:
     ``send`` goes through all middleware; ``send_chunk`` is the connection's own, for what comes once a token.
     """
 
-    def __init__(self, send: Send, send_chunk: Send) -> None:
+    def __init__(self, send: Send, send_chunk: Send, sink: ChunkSink | None = None) -> None:
         self.send = send
         self.send_chunk = send_chunk
+        self.sink = sink  # a shorter way still, while nothing is in it
         self.started = False
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
+        if self.started and more and self.sink is not None and self.sink.write(data):
+            return
         if not self.started:
             self.started = True
             await self.send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
@@ -253,7 +256,7 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = time.monotonic()
-        events = EventStream(send, scope.get("octavo.send", send))
+        events = EventStream(send, scope.get("octavo.send", send), scope.get("octavo.sink"))
         try:
             body = await read_body(scope, receive, self.context.options.max_body_size)
             async with DisconnectWatch(receive) as watch:

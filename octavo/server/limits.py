@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.errors import RequestError
 from octavo.server.errors import error_body
@@ -109,6 +109,28 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
+class ChunkSink:
+    """The way of a stream's chunks to the connection: a token's frame costs one formatting and one write.
+
+    The ASGI ``send`` of the same response does the same, and more each time; heads and ends go there.
+    """
+
+    __slots__ = ("cycle", "flow", "transport_write")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self.cycle = cycle
+        self.flow = cycle.flow
+        self.transport_write = cycle.transport.write
+
+    def write(self, data: bytes) -> bool:
+        """Send one chunk of a response that has begun. False, and nothing sent: use ``send``, which waits if it must."""
+        cycle = self.cycle
+        if self.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding or not data:
+            return False
+        self.transport_write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with a limit on the headers' size and time, and with JSON errors.
 
@@ -194,6 +216,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse_headers()
             return
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:
+            self.scope["octavo.sink"] = ChunkSink(self.cycle)  # type: ignore[typeddict-unknown-key]
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

@@ -358,20 +358,34 @@ class MockEngine:
 
 
 def main() -> None:
-    """``python -m octavo.server.mock PORT [TICK_SECONDS]``: the whole server, with the mock for an engine."""
+    """``python -m octavo.server.mock PORT [TICK_SECONDS [PROCESSES]]``: the whole server, with the mock for an engine.
+
+    Of several HTTP processes each has a mock of its own.
+    """
     import logging
     import sys
 
     from octavo.config import EngineConfig, ServerOptions
+    from octavo.log import setup_logging
+
+    tick = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
+    count = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+    settings = {"tick_s": tick, "length": 1000, "max_model_len": 8192}
+    options = ServerOptions(port=int(sys.argv[1]), served_model_name=("mock-model",), disable_log_requests=True, api_server_count=count)
+    if count > 1:
+        from octavo.server.fleet import serve_fleet
+
+        setup_logging(stream=sys.stdout)
+        serve_fleet(EngineConfig(), options, mock=settings)
+        return
+
     from octavo.server.run import serve
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    tick = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
 
     async def start(config: EngineConfig, options: ServerOptions) -> MockEngine:
-        return MockEngine(tick_s=tick, length=1000, max_model_len=8192)
+        return MockEngine(**settings)  # type: ignore[arg-type]
 
-    options = ServerOptions(port=int(sys.argv[1]), served_model_name=("mock-model",), disable_log_requests=True)
     serve(EngineConfig(), options, start_engine=start)
 
 

@@ -71,7 +71,7 @@ BROKEN: list[tuple[str, Any, str, Any, str]] = [
     ("3", logprobs.LegacyLogprobs, "add", offsets_start_anew, "has the offset"),
     ("4", chat.sse.CompletionFrames, "usage", lambda self, usage: chat.sse.event(b'{"choices":[],"usage":null}'), "shape"),
     ("5", logprobs, "finite", lambda value: 1.5, "log-probabilities [1.5"),
-    ("6", logprobs, "best", lambda position, k: list(position.items())[:1], "top_logprobs is"),
+    ("6", chat, "chat_logprobs", lambda *args: logprobs.chat_logprobs(*args[:3], 1), "top_logprobs is"),
     ("7", sampling, "check_ids", lambda *args: None, "answered 200 instead of 400"),
     ("12", MockEngine, "abort", lambda self, request_id: None, "still runs"),
     ("15", context.ServerContext, "check_model", lambda self, name: name or "mock-model", "answered 200 instead of 404"),
@@ -82,8 +82,6 @@ BROKEN: list[tuple[str, Any, str, Any, str]] = [
 def test_a_fault_is_found(monkeypatch, case_id, owner, name, broken, why):
     with running_server(MockEngine(tick_s=0.005, length=1000, max_model_len=8192)) as running:
         monkeypatch.setattr(owner, name, broken)
-        if case_id == "6":
-            monkeypatch.setattr(chat, "chat_logprobs", logprobs.chat_logprobs)
         result = run(case_id, Server(running.url))
         monkeypatch.undo()
     assert result.status == FAIL and why in result.why
