@@ -132,6 +132,7 @@ class Fleet:
         self.restarts: list[float] = []
         self.stopping = False
         self.starting: asyncio.Task[Any] | None = None
+        self.telling: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -147,9 +148,9 @@ class Fleet:
             await self._watch()
             await self._end()
         finally:
-            for worker in self.workers:
-                if worker is not None:
-                    worker.kill()
+            if self.telling is not None:
+                self.telling.cancel()
+            self._kill()
             if self.engine is not None:
                 await self.engine.shutdown()
             os.close(self.cells)
@@ -158,6 +159,7 @@ class Fleet:
 
     async def _start(self) -> None:
         self.engine = await self._start_engine()
+        self.telling = asyncio.ensure_future(self._tell_of_death())
         await asyncio.gather(*(self._start_worker(i) for i in range(len(self.workers))))
         announce(self.sockets[0], model_names(self.config, self.options), self.engine, https=bool(self.options.ssl_certfile))
         logger.info("%d HTTP processes share the port and the engine", len(self.workers))
@@ -205,17 +207,23 @@ class Fleet:
     # -- while it runs
 
     async def _watch(self) -> None:
-        """Until a signal came: replace HTTP processes that ended, tell all when the engine has."""
-        told = False
+        """Until a signal came: replace HTTP processes that ended. Without the engine those that are left say that it is gone."""
         while not self.stopping:
             await asyncio.sleep(WATCH_S)
-            if not told and not self.engine.process.alive:
-                told = True
-                for worker in filter(None, self.workers):
-                    worker.tell({"died": self.engine.process.epitaph})
-            for index, worker in enumerate(self.workers):
-                if worker is not None and worker.process.poll() is not None and not self.stopping:
+            ended = [(i, w) for i, w in enumerate(self.workers) if w is not None and w.process.poll() is not None]
+            if ended and not self.engine.process.alive:
+                if len(ended) == len(self.workers):
+                    raise EngineDeadError(self.engine.process.epitaph)
+                continue
+            for index, worker in ended:
+                if not self.stopping:
                     await self._replace(index, worker)
+
+    async def _tell_of_death(self) -> None:
+        while self.engine.process.alive:
+            await asyncio.sleep(WATCH_S)
+        for worker in filter(None, self.workers):
+            worker.tell({"died": self.engine.process.epitaph})
 
     async def _replace(self, index: int, worker: Worker) -> None:
         self.workers[index] = None
