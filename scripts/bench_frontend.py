@@ -111,7 +111,8 @@ def main() -> None:
         total = arguments.streams * arguments.tokens
         print(
             f"{arguments.route}{'' if arguments.logprobs is None else f' with {arguments.logprobs} logprobs'}, "
-            f"{arguments.api_server_count} process(es): {arguments.streams} streams x {arguments.tokens} tokens: {total / best['seconds']:,.0f} tok/s, "
+            f"{arguments.api_server_count} process(es): "
+            f"{arguments.streams} streams x {arguments.tokens} tokens: {total / best['seconds']:,.0f} tok/s, "
             f"{1e6 * best['cpu'] / total:.1f} us CPU a token ({total / best['cpu']:,.0f} tok/s a core), "
             f"{total / best['events']:.2f} tokens an event, {best['bytes'] / 1e6:.0f} MB"
         )
