@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.server.errors import error_response
 
-# All that is open: whether the server lives, and the web page's own files, which hold no data. Nothing else, whatever its name.
-OPEN_PATHS = frozenset({"/health", "/ping", "/"})
+# All that is open: whether the server lives, and pages that hold no data: how to call it, and the web page's own files.
+OPEN_PATHS = frozenset({"/health", "/ping", "/", "/docs"})
 OPEN_FILES = re.compile(r"/web/[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(/[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)*")
 READING = frozenset({"GET", "HEAD"})
 

@@ -42,16 +42,18 @@ class _ChatTexts(dict[int, tuple[str, str]]):
 
     def __missing__(self, token_id: int) -> tuple[str, str]:
         raw = self.texts.raw(token_id)
-        parts = f'{{"token":{encode(raw.decode(errors="replace")).decode()},"logprob":', f',"bytes":{encode(list(raw)).decode()}'
+        text = f"token_id:{token_id}" if self.texts.as_ids else raw.decode(errors="replace")
+        parts = f'{{"token":{encode(text).decode()},"logprob":', f',"bytes":{encode(list(raw)).decode()}'
         _remember(self, token_id, parts)
         return parts
 
 
 class TokenTexts:
-    """Texts and bytes of single tokens. Without a tokenizer a token is written as ``token_id:ID``."""
+    """Texts and bytes of single tokens. Without a tokenizer, or with ``as_ids``, a token is written as ``token_id:ID``."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, as_ids: bool = False) -> None:
         self.tokenizer = tokenizer
+        self.as_ids = as_ids
         self.special: frozenset[int] = frozenset(tokenizer.special_token_ids) if tokenizer is not None else frozenset()
         self._legacy: dict[int, str] = {}
         self.chat = _ChatTexts(self)
@@ -62,13 +64,16 @@ class TokenTexts:
     def legacy(self, token_id: int) -> str:
         text = self._legacy.get(token_id)
         if text is None:
-            raw = self.raw(token_id)
-            try:
-                text = raw.decode()
-            except UnicodeDecodeError:
-                text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+            text = f"token_id:{token_id}" if self.as_ids else _legacy(self.raw(token_id))
             _remember(self._legacy, token_id, text)
         return text
+
+
+def _legacy(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def best(position: dict[int, Logprob], k: int) -> list[tuple[int, Logprob]]:

@@ -20,7 +20,7 @@ from octavo.server.auth import ApiKeyMiddleware
 from octavo.server.run import api_keys
 
 # The only paths that answer without a key. A new route is not on it: whoever adds one here says why.
-OPEN = {"/health", "/ping", "/"}  # and the web page's files, /web/...
+OPEN = {"/health", "/ping", "/", "/docs"}  # and the web page's files, /web/...
 KEY = "first-key"
 
 
