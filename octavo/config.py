@@ -182,7 +182,9 @@ class ServerOptions:
     host: str = flag("127.0.0.1", "Address to listen on; 0.0.0.0 for every interface.")
     port: int = flag(8000, "Port to listen on.")
     served_model_name: tuple[str, ...] = flag((), "Names that clients may ask for (default: the MODEL argument).", repeat=True, nargs="+")
+    api_server_count: int = flag(1, "HTTP processes that share the port and the engine; more than one for thousands of streams.")
     api_key: tuple[str, ...] = flag((), "Keys that clients must send; repeat the flag for several. Also OCTAVO_API_KEY.", repeat=True)
+    api_key_file: str | None = flag(None, "File with one key a line; empty lines and lines that begin with # are skipped.", metavar="FILE")
     chat_template: str | None = flag(None, "Jinja file or text that replaces the model's chat template.")
     trust_request_chat_template: bool = flag(False, "Take chat templates from requests (chat_template): a template is a program.")
     tool_call_parser: str | None = flag(None, "Format of the model's tool calls (default: by its chat template; none: tools are refused).")
@@ -196,10 +198,31 @@ class ServerOptions:
     log_level: str = flag("info", "How much to log.", choices=("debug", "info", "warning", "error"))
     max_logprobs: int = flag(20, "Most logprobs that a request may ask for.")
     max_n: int = flag(128, "Most sequences (n) that a request may ask for.")
+    max_prompts_per_request: int = flag(2048, "Most prompts in one completions request.")
     max_body_size: int = flag(16 * 2**20, "Largest request body in bytes (suffixes K, M, G).", metavar="BYTES", parse="bytes")
+    max_queued_requests: int | None = flag(
+        None, "Most requests that may wait for room in the engine; more are refused with 503 and Retry-After (default: no limit)."
+    )
+    max_requests_per_minute: int | None = flag(None, "Most requests a minute of one API key (default: no limit).")
+    max_tokens_per_minute: int | None = flag(None, "Most tokens a minute, prompt and output, of one API key (default: no limit).")
+    max_concurrent_requests_per_key: int | None = flag(None, "Most requests of one API key at the same time (default: no limit).")
+    client_write_timeout: float = flag(
+        60.0, "Seconds after which a client that reads nothing of its answer is cut off, and its request ended.", metavar="SECONDS"
+    )
     drain_timeout: float = flag(
         30.0, "Seconds that running requests get to finish after SIGTERM; a second SIGTERM ends them.", metavar="SECONDS"
     )
+    root_path: str = flag("", "Path under which a proxy serves this server; requests are taken with and without it.", metavar="PATH")
+    allowed_origins: tuple[str, ...] = flag(
+        (), "Web pages of these origins may call the server from a browser (CORS); * for all (default: none).", repeat=True, nargs="+"
+    )
+    allowed_methods: tuple[str, ...] = flag(("*",), "Methods that such pages may use (default: all).", repeat=True, nargs="+")
+    allowed_headers: tuple[str, ...] = flag(("*",), "Headers that such pages may send (default: all).", repeat=True, nargs="+")
+    allow_credentials: bool = flag(False, "Browsers may send cookies along from such pages.")
+    ssl_keyfile: str | None = flag(None, "Private key (PEM): serve https.", metavar="FILE")
+    ssl_certfile: str | None = flag(None, "Certificate chain (PEM): serve https.", metavar="FILE")
+    ssl_ca_certs: str | None = flag(None, "Authorities (PEM) that clients' certificates are checked against.", metavar="FILE")
+    ssl_cert_reqs: int = flag(0, "Whether clients must show a certificate: 0 no, 1 they may, 2 they must.", choices=(0, 1, 2))
 
 
 def flag_name(name: str) -> str:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How many tokens a second the HTTP side streams, without a model: the real server on one core, with the mock engine.
+"""How many tokens a second the HTTP side streams, without a model: the real server, with the mock engine.
 
 The engine makes one token per stream and step and follows AsyncLLM's rule that a consumer who is behind gets several
 tokens at once; the client is a separate process that counts bytes and parses nothing. Printed: tokens/s, the server's
@@ -8,6 +8,7 @@ CPU time per token, and how many tokens an event carried on average (1 is a clie
     python scripts/bench_frontend.py --streams 1000 --tokens 200
     python scripts/bench_frontend.py --streams 1000 --tokens 200 --tick 0.05    # paced, as by a real engine
     python scripts/bench_frontend.py --streams 1000 --tokens 200 --tools        # also --call, --logprobs 5
+    python scripts/bench_frontend.py --api-server-count 2
 """
 
 from __future__ import annotations
@@ -73,9 +74,12 @@ async def load(port: int, streams: int, tokens: int, route: str, extra: dict[str
 
 
 def cpu_seconds(pid: int) -> float:
+    """Of a process and its children."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        children = map(int, file.read().split())
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, children))
 
 
 def main() -> None:
@@ -87,12 +91,14 @@ def main() -> None:
     parser.add_argument("--tools", action="store_true", help="the requests offer a tool, so their answers are searched for calls")
     parser.add_argument("--call", action="store_true", help="the same, and the answers are one long call of it")
     parser.add_argument("--logprobs", type=int, metavar="K", help="with the log-probabilities of the K best")
+    parser.add_argument("--api-server-count", type=int, default=1, help="HTTP processes; each has a mock engine of its own")
     parser.add_argument("--repeat", type=int, default=3)
     arguments = parser.parse_args()
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    command = [sys.executable, "-m", "octavo.server.mock", str(port), str(arguments.tick), *(["call"] if arguments.call else [])]
+    command = [sys.executable, "-m", "octavo.server.mock", str(port), str(arguments.tick), str(arguments.api_server_count)]
+    command += ["call"] if arguments.call else []
     extra: dict[str, object] = {"tools": [TOOL]} if arguments.tools or arguments.call else {}
     if arguments.logprobs is not None:
         extra |= {"logprobs": True, "top_logprobs": arguments.logprobs} if arguments.route == "chat" else {"logprobs": arguments.logprobs}
@@ -120,7 +126,9 @@ def main() -> None:
                 best = result
         total = arguments.streams * arguments.tokens
         print(
-            f"{arguments.route}: {arguments.streams} streams x {arguments.tokens} tokens: {total / best['seconds']:,.0f} tok/s, "
+            f"{arguments.route}{'' if arguments.logprobs is None else f' with {arguments.logprobs} logprobs'}, "
+            f"{arguments.api_server_count} process(es): "
+            f"{arguments.streams} streams x {arguments.tokens} tokens: {total / best['seconds']:,.0f} tok/s, "
             f"{1e6 * best['cpu'] / total:.1f} us CPU a token ({total / best['cpu']:,.0f} tok/s a core), "
             f"{total / best['events']:.2f} tokens an event, {best['bytes'] / 1e6:.0f} MB"
         )

@@ -103,6 +103,10 @@ class Engine:
         del self._compiling[request_id]
         return [TokenDelta(request_id=request_id, index=i, token_ids=[], finish_reason="abort") for i in range(entry.request.params.n)]
 
+    def request_ids(self) -> list[str]:
+        """Of all requests that have not ended."""
+        return [*self.scheduler.requests, *self._compiling]
+
     def abort_all(self) -> list[TokenDelta]:
         """End every request (drain gave up, shutdown)."""
         return [delta for request_id in [*self._compiling, *self.scheduler.requests] for delta in self.abort(request_id)]

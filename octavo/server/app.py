@@ -11,6 +11,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import octavo.server.described  # noqa: F401 (fills in the routes' descriptions)
 from octavo.config import ServerOptions
 from octavo.errors import EngineDeadError, RequestError
+from octavo.metrics.cells import Cells
 from octavo.metrics.prometheus import Metrics
 from octavo.server.auth import OPEN_PATHS, ApiKeyMiddleware
 from octavo.server.chat_endpoint import ChatEndpoint
@@ -28,7 +30,9 @@ from octavo.server.errors import error_response, response_for
 from octavo.server.limits import ClientDisconnect
 from octavo.server.messages import CountTokensEndpoint, MessagesEndpoint
 from octavo.server.openapi import DocumentationRoutes
+from octavo.server.quota import KeyLimitMiddleware, KeyLimits
 from octavo.server.responses import ResponsesEndpoint
+from octavo.server.root_path import RootPathMiddleware, normal_root
 from octavo.server.routes import UtilityRoutes, version
 from octavo.server.webui import WebPage
 
@@ -101,10 +105,15 @@ def create_app(
     *,
     metrics: Metrics | None = None,
     scheduling_policy: str | None = None,
+    cells: Cells | None = None,
 ) -> Starlette:
-    """The application that serves ``engine`` under ``model_names`` (the first is the default). Starts nothing."""
+    """The application that serves ``engine`` under ``model_names`` (the first is the default). Starts nothing.
+
+    ``cells``: the numbers that it shares with the server's other HTTP processes.
+    """
     names = tuple(model_names)
-    metrics = metrics or Metrics(names[0])
+    cells = cells or Cells()
+    metrics = metrics or Metrics(names[0], cells)
     metrics.observe_ready(engine.ready)
     context = ServerContext(engine, options, names, metrics, scheduling_policy)
     utility = UtilityRoutes(context)
@@ -130,11 +139,7 @@ def create_app(
         Route("/tokenize", utility.tokenize, methods=["POST"]),
         Route("/detokenize", utility.detokenize, methods=["POST"]),
     ]
-    middleware = [Middleware(RequestMiddleware, log=not options.disable_log_requests)]
-    if options.api_key:
-        open_paths = OPEN_PATHS if options.metrics_require_api_key else OPEN_PATHS | {"/metrics"}
-        open_paths |= page.paths if page is not None else frozenset()
-        middleware.append(Middleware(ApiKeyMiddleware, keys=options.api_key, open_paths=open_paths))
+    middleware = middleware_of(options, cells)
     app = Starlette(
         routes=routes,
         middleware=middleware,
@@ -143,6 +148,31 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.context = context
     return app
+
+
+def middleware_of(options: ServerOptions, cells: Cells) -> list[Middleware]:
+    """From the outside in. Whatever is inside of the keys is closed without one; what browsers ask beforehand is outside."""
+    layers = []
+    if prefix := normal_root(options.root_path):
+        layers.append(Middleware(RootPathMiddleware, prefix=prefix))
+    layers.append(Middleware(RequestMiddleware, log=not options.disable_log_requests))
+    if options.allowed_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=options.allowed_origins,
+                allow_methods=options.allowed_methods,
+                allow_headers=options.allowed_headers,
+                allow_credentials=options.allow_credentials,
+                expose_headers=("x-request-id", "retry-after"),
+            )
+        )
+    if options.api_key:
+        also_open = frozenset() if options.metrics_require_api_key else frozenset({"/metrics"})
+        layers.append(Middleware(ApiKeyMiddleware, keys=options.api_key, also_open=also_open))
+    if KeyLimits.wanted(options):
+        layers.append(Middleware(KeyLimitMiddleware, limits=KeyLimits(options, max(len(options.api_key), 1), cells)))
+    return layers
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

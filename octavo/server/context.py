@@ -57,6 +57,9 @@ class ServerEngine(Protocol):
 
     def is_healthy(self) -> bool: ...
 
+    @property
+    def max_num_seqs(self) -> int: ...
+
 
 def new_request_id() -> str:
     return uuid.uuid4().hex
@@ -118,6 +121,24 @@ class ServerContext:
                 code="model_not_found",
             )
         return name
+
+    def check_queue(self, new: int) -> None:
+        """RequestError 503 when ``new`` more prompts would make more than --max-queued-requests wait.
+
+        What the engine says of its queue is a step old; of a burst within that step the requests themselves tell.
+        """
+        limit = self.options.max_queued_requests
+        if limit is None:
+            return
+        waiting = self.engine.stats.num_waiting
+        queued = max(waiting + new if waiting else 0, self.engine.num_unfinished + new - self.engine.max_num_seqs)
+        if queued > limit:
+            raise RequestError(
+                f"The server is busy: {max(queued - new, 0)} requests wait already (--max-queued-requests {limit}). Try again later.",
+                status=503,
+                code="queue_full",
+                retry_after=1.0,
+            )
 
     def engine_request_id(self, response_id: str) -> str:
         """A name for the engine that is unique, even when clients choose equal request ids."""

@@ -22,9 +22,10 @@ from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.server import sse
 from octavo.server.answers import PLAIN, AnswerPlan
+from octavo.server.caps import check_logprobs_size
 from octavo.server.context import ServerContext
 from octavo.server.errors import body_for, response_for
-from octavo.server.limits import ClientDisconnect, read_body
+from octavo.server.limits import ChunkSink, ClientDisconnect, read_body
 from octavo.server.prompts import Prompt
 from octavo.server.schemas import GenerationRequest
 from octavo.server.thinking import Thinking, TwoParts
@@ -155,6 +156,11 @@ class Job:
             self.context.engine.check_prompt(prompt.token_ids, self.params)
         if not self.context.engine.is_healthy():
             raise EngineDeadError("it stopped or does not answer; restart the server")
+        self.context.check_queue(len(self.prompts))
+        if not self.request.streams:
+            left = self.context.engine.max_model_len - min(len(prompt.token_ids) for prompt in self.prompts)
+            tokens = left if self.params.max_tokens is None else min(self.params.max_tokens, left)
+            check_logprobs_size(self.num_choices, tokens, self.params.logprobs)
 
     @property
     def textless(self) -> bool:
@@ -262,13 +268,16 @@ class EventStream:
     ``send`` goes through all middleware; ``send_chunk`` is the connection's own, for what comes once a token.
     """
 
-    def __init__(self, send: Send, send_chunk: Send) -> None:
+    def __init__(self, send: Send, send_chunk: Send, sink: ChunkSink | None = None) -> None:
         self.send = send
         self.send_chunk = send_chunk
+        self.sink = sink  # a shorter way still, while nothing is in it
         self.started = False
         self.last_words: Callable[[BaseException], bytes] | None = None  # what a stream says that fails; None: OpenAI's error event
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
+        if self.started and more and self.sink is not None and self.sink.write(data):
+            return
         if not self.started:
             self.started = True
             await self.send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
@@ -288,7 +297,7 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = time.monotonic()
-        events = EventStream(send, scope.get("octavo.send", send))
+        events = EventStream(send, scope.get("octavo.send", send), scope.get("octavo.sink"))
         try:
             body = await read_body(scope, receive, self.context.options.max_body_size)
             async with DisconnectWatch(receive) as watch:

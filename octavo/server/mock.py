@@ -239,6 +239,7 @@ class MockEngine:
         self.model_config = SimpleNamespace(generation_defaults=defaults or {})
         self.max_model_len = max_model_len
         self.vocab_size = len(VOCAB)
+        self.max_num_seqs = 256
         self.ready = EngineReady(num_blocks=4096, block_size=BLOCK, max_model_len=max_model_len, dtype="float32", device="mock")
         self.stats = EngineStats()
         self.tick_s, self.first_s, self.length = tick_s, first_s, length
@@ -381,27 +382,38 @@ class MockEngine:
 
 
 def main() -> None:
-    """``python -m octavo.server.mock PORT [TICK_SECONDS [call]]``: the whole server, with the mock for an engine.
+    """``python -m octavo.server.mock PORT [TICK_SECONDS [PROCESSES [call]]]``: the whole server, with the mock for an engine.
 
-    With "call" its answers are one endless call of a tool named "write".
+    Of several HTTP processes each has a mock of its own. With "call" its answers are one endless call of a tool named "write".
     """
     import logging
     import sys
 
     from octavo.config import EngineConfig, ServerOptions
+    from octavo.log import setup_logging
+
+    tick = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
+    count = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+    settings = {"tick_s": tick, "length": 1000, "max_model_len": 8192}
+    options = ServerOptions(port=int(sys.argv[1]), served_model_name=("mock-model",), disable_log_requests=True, api_server_count=count)
+    if count > 1:
+        from octavo.server.fleet import serve_fleet
+
+        setup_logging(stream=sys.stdout)
+        serve_fleet(EngineConfig(), options, mock=settings)
+        return
+
     from octavo.server.run import serve
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    tick = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
 
     async def start(config: EngineConfig, options: ServerOptions) -> MockEngine:
-        engine = MockEngine(tick_s=tick, length=1000, max_model_len=8192)
-        if sys.argv[3:] == ["call"]:
+        engine = MockEngine(**settings)  # type: ignore[arg-type]
+        if sys.argv[4:] == ["call"]:
             call = '<tool_call>\n{"name": "write", "arguments": {"text": "' + "".join(" " + word for word in WORDS) * 100
             engine.says = lambda prompt, index, params: call
         return engine
 
-    options = ServerOptions(port=int(sys.argv[1]), served_model_name=("mock-model",), disable_log_requests=True)
     serve(EngineConfig(), options, start_engine=start)
 
 

@@ -21,7 +21,6 @@ from octavo.server.schemas import (
     ToolMessage,
 )
 
-MAX_PROMPTS = 2048  # in one completions request
 MAX_CHOICES = 8192  # prompts times n
 
 
@@ -44,8 +43,9 @@ async def completion_prompts(request: CompletionRequest, context: ServerContext)
     items = _split_prompt(request.prompt)
     if not items:
         raise RequestError("prompt must not be empty.", param="prompt")
-    if len(items) > MAX_PROMPTS:
-        raise RequestError(f"prompt takes at most {MAX_PROMPTS} prompts, got {len(items)}.", param="prompt")
+    limit = context.options.max_prompts_per_request
+    if len(items) > limit:
+        raise RequestError(f"prompt takes at most {limit} prompts (--max-prompts-per-request), got {len(items)}.", param="prompt")
     name = "n" if request.best_of is None else "best_of"
     if len(items) * (getattr(request, name) or 1) > MAX_CHOICES:
         count = getattr(request, name)
@@ -143,6 +143,8 @@ async def chat_prompt(request: ChatRequest | TokenizeRequest, context: ServerCon
         return Prompt(tokenizer.encode(text, add_special_tokens=special), text)
 
     size = sum(len(m["content"] or "") for m in messages) + 64 * len(messages) + 512 * len(tools or ())
+    if request.chat_template_kwargs or request.chat_template is not None or documents:
+        size += INLINE_CHARS  # what a template makes of them is not known: never on the loop
     prompt = await context.off_loop(size, work)
     if isinstance(request, ChatRequest):
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens

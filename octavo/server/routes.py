@@ -26,7 +26,7 @@ It speaks OpenAI's API. The base URL for clients is this address followed by /v1
     POST /v1/completions         text completion
     GET  /v1/models              the names to ask for
     POST /tokenize, /detokenize  text to token ids, and back
-    GET  /health                 200 while the engine lives
+    GET  /health, /ping          200 while the engine lives
     GET  /metrics                for Prometheus
 
 In a terminal: octavo chat --url (this address)/v1
