@@ -21,10 +21,13 @@ class Engine:
     def __init__(self, config: EngineConfig, executor: Executor, *, max_model_len: int) -> None:
         """``max_model_len`` is the resolved one. ConfigError if the token budget cannot hold what it must."""
         device_type = config.device if config.device != "auto" else ("cuda" if executor.steps_ahead else "cpu")
-        self._start(
-            SchedulerSettings.from_config(config, num_blocks=executor.num_blocks, max_model_len=max_model_len, device_type=device_type),
-            executor,
-        )
+        if executor.whole_prompts:
+            settings = SchedulerSettings.for_encoder(config, max_model_len=max_model_len, device_type=device_type)
+        else:
+            settings = SchedulerSettings.from_config(
+                config, num_blocks=executor.num_blocks, max_model_len=max_model_len, device_type=device_type
+            )
+        self._start(settings, executor)
 
     @classmethod
     def from_settings(cls, settings: SchedulerSettings, executor: Executor, clock: Callable[[], float] = time.perf_counter) -> Engine:
@@ -91,7 +94,10 @@ class Engine:
         return deltas
 
     def stats(self) -> EngineStats:
-        return self.scheduler.snapshot()
+        stats = self.scheduler.snapshot()
+        if self.executor.whole_prompts:
+            stats.kv_cache_usage = 0.0  # its blocks are counters
+        return stats
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; running requests go on, and nothing computed before is ever reused. Always True."""

@@ -152,7 +152,7 @@ def main() -> None:
 
 def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
     begun = time.perf_counter()
-    from octavo.executor.warmup import KernelWarmup
+    from octavo.executor.select import make_executor, start_warmup
     from octavo.models.config import read_model_config
     from octavo.models.context import resolve_max_model_len
 
@@ -160,11 +160,11 @@ def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
     model_config = read_model_config(start["model_path"], config.load_format)
     max_model_len = resolve_max_model_len(config.max_model_len, model_config)
     timings = {"config": round(time.perf_counter() - begun, 3)}
-    kernels = KernelWarmup.start(config, model_config, max_model_len)  # other cores compile while this one imports and loads
-    from octavo.executor.local import LocalExecutor  # imports torch
+    kernels = start_warmup(config, model_config, max_model_len)  # other cores compile while this one imports and loads
+    import octavo.executor.local  # noqa: F401  # imports torch
 
     timings["imports"] = round(time.perf_counter() - begun - timings["config"], 3)
-    executor = LocalExecutor(
+    executor = make_executor(
         config,
         model_config,
         max_model_len=max_model_len,

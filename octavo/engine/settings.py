@@ -46,6 +46,28 @@ class SchedulerSettings:
             )
 
     @classmethod
+    def for_encoder(cls, config: EngineConfig, *, max_model_len: int, device_type: str) -> SchedulerSettings:
+        """Without a KV cache: every prompt is run whole. Blocks are only counted: one of the longest length for each sequence."""
+        least = max_model_len + config.max_num_seqs
+        budget = config.token_budget(max_model_len, device_type)
+        if config.max_num_batched_tokens is not None and budget < least:
+            raise ConfigError(
+                f"--max-num-batched-tokens ({budget}) must be at least {least} for an encoder, which runs each text in one step: the "
+                f"longest ({max_model_len} tokens) and --max-num-seqs ({config.max_num_seqs}). Raise it, or leave it out."
+            )
+        return cls(
+            num_blocks=config.max_num_seqs + config.max_num_seqs // 50 + 1,  # more than the scheduler's watermark holds back
+            block_size=max_model_len,
+            max_model_len=max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=max(budget, least),
+            chunked_prefill=False,
+            prefix_caching=False,
+            policy=config.scheduling_policy,
+            seed=config.seed,
+        )
+
+    @classmethod
     def from_config(cls, config: EngineConfig, *, num_blocks: int, max_model_len: int, device_type: str) -> SchedulerSettings:
         """``device_type``: cpu or cuda."""
         paced = config.enable_chunked_prefill and (config.max_num_batched_tokens is None or config.itl_slo_ms is not None)

@@ -40,6 +40,7 @@ class LocalExecutor:
     """
 
     num_cpu_blocks = 0
+    whole_prompts = False
 
     def __init__(
         self,
@@ -171,11 +172,13 @@ class LocalExecutor:
         logger.debug("a step needs up to %.2f GiB beside weights and KV cache", peak / 2**30)
         return int(total * config.gpu_memory_utilization) - (total - free) - peak
 
-    def _timed(self, name: str) -> _Timer:
-        return _Timer(self.timings, name)
+    def _timed(self, name: str) -> Timer:
+        return Timer(self.timings, name)
 
 
-class _Timer:
+class Timer:
+    """``with``: puts the seconds of its body into ``timings`` under ``name``."""
+
     def __init__(self, timings: dict[str, float], name: str) -> None:
         self.timings, self.name = timings, name
 
@@ -222,4 +225,4 @@ def resolve_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.
     return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
 
 
-__all__ = ["LocalExecutor", "OutOfMemoryError", "resolve_device", "resolve_dtype"]
+__all__ = ["LocalExecutor", "OutOfMemoryError", "Timer", "resolve_device", "resolve_dtype"]

@@ -13,15 +13,17 @@ from octavo.engine.core import Engine
 from octavo.env import prepare_cpu_libraries
 from octavo.errors import RequestError
 from octavo.frontend.chat_template import ChatTemplate, read_chat_template
+from octavo.frontend.embedder import Embedding
 from octavo.frontend.inputs import Prompt, check_prompt, parse_prompts, truncate_prompt
 from octavo.frontend.output_processor import RequestOutputs
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.frontend.parts import find_model, load_model_parts
+from octavo.models.pooling import resolve_roles
 from octavo.types import GenerateRequest
 
 
-class LLM:
+class LLM(Embedding):
     """A model for offline batches. Keyword arguments are the fields of ``EngineConfig`` (vLLM's names).
 
     Raises ConfigError (unknown or impossible option), ModelError (model not found or not supported) and
@@ -40,12 +42,13 @@ class LLM:
         self.config = EngineConfig.from_kwargs(model=model, tokenizer=tokenizer, **options)
         parts = load_model_parts(self.config, find_model(self.config), chat_template)
         self.model_config, self.tokenizer, self.chat_template = parts.model_config, parts.tokenizer, parts.chat_template
+        self.roles = resolve_roles(self.config, self.model_config)
         self._ids = itertools.count()
 
         prepare_cpu_libraries()
-        from octavo.executor.local import LocalExecutor  # imports torch
+        from octavo.executor.select import make_executor
 
-        self.executor = LocalExecutor(self.config, self.model_config, max_model_len=parts.max_model_len)
+        self.executor = make_executor(self.config, self.model_config, max_model_len=parts.max_model_len)
         self.max_model_len = self.executor.max_model_len
         self.engine = Engine(self.config, self.executor, max_model_len=self.max_model_len)
 
@@ -119,6 +122,8 @@ class LLM:
         use_tqdm: bool,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
+        if not self.roles.generates:
+            raise RequestError("This model makes embeddings and does not generate text (runner pooling); use embed or score.")
         params = self._params_per_prompt(sampling_params, len(prompts))
         if priority is not None and len(priority) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts came with {len(priority)} priorities; give one each.", param="priority")

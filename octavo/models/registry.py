@@ -16,6 +16,12 @@ SUPPORTED_ARCHITECTURES: dict[str, str] = {
     "MistralForCausalLM": "octavo.models.mistral:MistralForCausalLM",
     "Qwen2ForCausalLM": "octavo.models.qwen2:Qwen2ForCausalLM",
     "Qwen3ForCausalLM": "octavo.models.qwen3:Qwen3ForCausalLM",
+    "BertModel": "octavo.models.bert:BertModel",
+    "BertForMaskedLM": "octavo.models.bert:BertModel",
+    "RobertaModel": "octavo.models.bert:BertModel",
+    "RobertaForMaskedLM": "octavo.models.bert:BertModel",
+    "XLMRobertaModel": "octavo.models.bert:BertModel",
+    "XLMRobertaForMaskedLM": "octavo.models.bert:BertModel",
 }
 
 
