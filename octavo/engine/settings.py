@@ -9,6 +9,10 @@ from octavo.engine.pace import PaceRule, rule_for
 from octavo.engine.policy import POLICIES
 from octavo.errors import ConfigError
 
+# Tokens in a step of an encoder: what fits into a CPU's caches with its activations, and what fills a GPU.
+CPU_ENCODER_TOKENS = 1024
+GPU_ENCODER_TOKENS = 16384
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
@@ -49,7 +53,7 @@ class SchedulerSettings:
     def for_encoder(cls, config: EngineConfig, *, max_model_len: int, device_type: str) -> SchedulerSettings:
         """Without a KV cache: every prompt is run whole. Blocks are only counted: one of the longest length for each sequence."""
         least = max_model_len + config.max_num_seqs
-        budget = config.token_budget(max_model_len, device_type)
+        budget = config.max_num_batched_tokens or (CPU_ENCODER_TOKENS if device_type == "cpu" else GPU_ENCODER_TOKENS)
         if config.max_num_batched_tokens is not None and budget < least:
             raise ConfigError(
                 f"--max-num-batched-tokens ({budget}) must be at least {least} for an encoder, which runs each text in one step: the "

@@ -23,8 +23,10 @@ from octavo.server.auth import OPEN_PATHS, ApiKeyMiddleware
 from octavo.server.chat import ChatEndpoint
 from octavo.server.completions import CompletionEndpoint
 from octavo.server.context import ServerContext, ServerEngine, new_request_id
+from octavo.server.embeddings import EmbeddingsEndpoint
 from octavo.server.errors import error_response, response_for
 from octavo.server.limits import ClientDisconnect
+from octavo.server.rerank import RerankEndpoint, ScoreEndpoint
 from octavo.server.routes import UtilityRoutes
 
 access_logger = logging.getLogger("octavo.access")
@@ -103,6 +105,7 @@ def create_app(
         Route("/", utility.index),
         Route("/v1/chat/completions", ChatEndpoint(context), methods=["POST"]),
         Route("/v1/completions", CompletionEndpoint(context), methods=["POST"]),
+        *pooling_routes(context),
         Route("/v1/models", utility.models),
         Route("/v1/models/{name:path}", utility.model),
         Route("/health", utility.health),
@@ -123,6 +126,18 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.context = context
     return app
+
+
+def pooling_routes(context: ServerContext) -> list[Route]:
+    rerank, score = RerankEndpoint(context), ScoreEndpoint(context)
+    return [
+        Route("/v1/embeddings", EmbeddingsEndpoint(context), methods=["POST"]),
+        Route("/v1/rerank", rerank, methods=["POST"]),
+        Route("/rerank", rerank, methods=["POST"]),
+        Route("/v2/rerank", RerankEndpoint(context, cohere=True), methods=["POST"]),
+        Route("/v1/score", score, methods=["POST"]),
+        Route("/score", score, methods=["POST"]),
+    ]
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -19,7 +19,8 @@ from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.metrics.prometheus import Metrics
 from octavo.server.logprobs import TokenTexts
-from octavo.types import EngineReady, EngineStats
+from octavo.models.pooling import Roles
+from octavo.types import EngineReady, EngineStats, PoolingParams
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class ServerEngine(Protocol):
     model_config: Any
     max_model_len: int
     vocab_size: int
+    roles: Roles
     ready: EngineReady
     stats: EngineStats
 
@@ -47,6 +49,8 @@ class ServerEngine(Protocol):
         cache_salt: str | None = None,
         prompt: str | None = None,
     ) -> AsyncIterator[RequestOutput]: ...
+
+    async def embed(self, prompts: list[list[int]], params: PoolingParams, *, request_id: str, priority: int = 0) -> list[bytes]: ...
 
     def check_prompt(self, prompt_token_ids: list[int], params: SamplingParams) -> None: ...
 
