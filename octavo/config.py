@@ -171,10 +171,11 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
         try:
             sent = json.loads(self.pooler_config)
         except ValueError as error:
-            raise ConfigError(f"--pooler-config is not valid JSON ({error}); write for example '{{\"pooling_type\": \"MEAN\"}}'.") from None
+            raise ConfigError(f'--pooler-config is not valid JSON ({error}); write for example \'{{"pooling_type": "MEAN"}}\'.') from None
         if not isinstance(sent, dict):
             raise ConfigError("--pooler-config must be a JSON object.")
-        names = {"pooling_type": "pooling_type", "seq_pooling_type": "pooling_type", "normalize": "normalize", "use_activation": "normalize"}
+        names = {"pooling_type": "pooling_type", "seq_pooling_type": "pooling_type"}
+        names |= {"normalize": "normalize", "use_activation": "normalize"}
         options: dict[str, Any] = {}
         for name, value in sent.items():
             if name not in names:

@@ -86,9 +86,7 @@ class PooledOutputs:
         return False
 
 
-def pooling_params(
-    roles: Roles, model: ModelConfig, *, dimensions: int | None = None, normalize: bool | None = None
-) -> PoolingParams:
+def pooling_params(roles: Roles, model: ModelConfig, *, dimensions: int | None = None, normalize: bool | None = None) -> PoolingParams:
     """What the engine is to do. RequestError for a server that does not embed, or dimensions that the model hasn't."""
     pooling = embedding_config(roles)
     if dimensions is not None:

@@ -32,15 +32,17 @@ class Group:
     """Sequences that attention takes together: tokens [first, first + num_tokens) of the step, padded to [size, length].
 
     ``places``: int64 [num_tokens], where each token stands in the padded [size * length]; None if all have that length.
-    ``keys``: bool [size, 1, 1, length], which keys are tokens; None as well.
+    ``sources``: int64 [size * length], the token (counted from ``first``) of each of those, some token for padding.
+    ``keys``: bool [size, 1, 1, length], which keys are tokens.
     """
 
     first: int
     num_tokens: int
     size: int
     length: int
-    places: torch.Tensor | None
-    keys: torch.Tensor | None
+    places: torch.Tensor | None = None
+    sources: torch.Tensor | None = None
+    keys: torch.Tensor | None = None
 
 
 class PackedBatch:
@@ -72,13 +74,13 @@ def _group_end(lengths: list[int], begin: int, most_padded: int) -> int:
 def _group(lengths: list[int], first: int, device: torch.device) -> Group:
     size, length, total = len(lengths), lengths[-1], sum(lengths)
     if lengths[0] == length:
-        return Group(first, total, size, length, None, None)
+        return Group(first, total, size, length)
     used = np.arange(length) < np.array(lengths)[:, None]
-    places = torch.from_numpy(np.flatnonzero(used))
-    keys = torch.from_numpy(used)[:, None, None, :]
+    sources = np.minimum(np.cumsum(used).reshape(used.shape) - 1, total - 1)  # padding repeats its sequence's last token
+    parts = [torch.from_numpy(a) for a in (np.flatnonzero(used), sources.reshape(-1), used[:, None, None, :])]
     if device.type != "cpu":
-        places, keys = (t.pin_memory().to(device, non_blocking=True) for t in (places, keys))
-    return Group(first, total, size, length, places, keys)
+        parts = [t.pin_memory().to(device, non_blocking=True) for t in parts]
+    return Group(first, total, size, length, *parts)
 
 
 class LayerNorm(nn.Module):
@@ -148,14 +150,15 @@ class SelfAttention(nn.Module):
     def _attend(self, qkv: torch.Tensor, group: Group, out: torch.Tensor) -> None:
         rows = slice(group.first, group.first + group.num_tokens)
         mine = qkv[rows]
-        if group.places is not None:
-            padded = mine.new_zeros(group.size * group.length, mine.shape[1])
-            padded[group.places] = mine
-            mine = padded
+        if group.sources is not None:
+            mine = mine.index_select(0, group.sources)
         q, k, v = mine.view(group.size, group.length, 3, -1, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=group.keys)
         mixed = mixed.transpose(1, 2).reshape(group.size * group.length, -1)
-        out[rows] = mixed if group.places is None else mixed[group.places]
+        if group.places is None:
+            out[rows] = mixed
+        else:
+            torch.index_select(mixed, 0, group.places, out=out[rows])
 
 
 class AttentionOutput(nn.Module):
@@ -164,7 +167,8 @@ class AttentionOutput(nn.Module):
     def __init__(self, build: Build, in_features: int) -> None:
         super().__init__()
         config = build.config
-        self.dense = RowParallelLinear(in_features, config.hidden_size, bias=True, group=build.group, scheme=build.scheme, dtype=build.dtype)
+        common = {"group": build.group, "scheme": build.scheme, "dtype": build.dtype}
+        self.dense = RowParallelLinear(in_features, config.hidden_size, bias=True, **common)
         self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps, build.dtype)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

@@ -18,8 +18,8 @@ from octavo.errors import RequestError
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.metrics.prometheus import Metrics
-from octavo.server.logprobs import TokenTexts
 from octavo.models.pooling import Roles
+from octavo.server.logprobs import TokenTexts
 from octavo.types import EngineReady, EngineStats, PoolingParams
 
 T = TypeVar("T")
