@@ -107,7 +107,8 @@ def test_old_names_of_norms(tmp_path: Path) -> None:
 
     theirs = make_encoder(tmp_path)
     file = tmp_path / "model.safetensors"
-    renamed = {n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t for n, t in load_file(file).items()}
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {next((n.replace(a, b) for a, b in old.items() if n.endswith(a)), n): t for n, t in load_file(file).items()}
     save_file({f"bert.{n}": t for n, t in renamed.items()}, file)
     ours, _ = load(tmp_path)
     with torch.no_grad():
@@ -144,7 +145,8 @@ def test_what_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) 
 
 def write_modules(folder: Path, pooling: dict[str, Any], *types: str, max_length: int | None = None) -> None:
     names = ["Transformer", "Pooling", *types]
-    modules = [{"idx": i, "name": str(i), "path": f"{i}_{n}" if i else "", "type": f"sentence_transformers.models.{n}"} for i, n in enumerate(names)]
+    prefix = "sentence_transformers.models."
+    modules = [{"idx": i, "name": str(i), "path": f"{i}_{n}" if i else "", "type": prefix + n} for i, n in enumerate(names)]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir(exist_ok=True)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
