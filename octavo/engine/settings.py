@@ -52,18 +52,18 @@ class SchedulerSettings:
     @classmethod
     def for_encoder(cls, config: EngineConfig, *, max_model_len: int, device_type: str) -> SchedulerSettings:
         """Without a KV cache: every prompt is run whole. Blocks are only counted: one of the longest length for each sequence."""
-        least = max_model_len + config.max_num_seqs
+        least = max_model_len + config.rows
         budget = config.max_num_batched_tokens or (CPU_ENCODER_TOKENS if device_type == "cpu" else GPU_ENCODER_TOKENS)
         if config.max_num_batched_tokens is not None and budget < least:
             raise ConfigError(
                 f"--max-num-batched-tokens ({budget}) must be at least {least} for an encoder, which runs each text in one step: the "
-                f"longest ({max_model_len} tokens) and --max-num-seqs ({config.max_num_seqs}). Raise it, or leave it out."
+                f"longest ({max_model_len} tokens) and --max-num-seqs ({config.rows}). Raise it, or leave it out."
             )
         return cls(
-            num_blocks=config.max_num_seqs + config.max_num_seqs // 50 + 1,  # more than the scheduler's watermark holds back
+            num_blocks=config.rows + config.rows // 50 + 1,  # more than the scheduler's watermark holds back
             block_size=max_model_len,
             max_model_len=max_model_len,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.rows,
             max_num_batched_tokens=max(budget, least),
             chunked_prefill=False,
             prefix_caching=False,
@@ -79,7 +79,7 @@ class SchedulerSettings:
             num_blocks=num_blocks,
             block_size=config.block_size,
             max_model_len=max_model_len,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.rows,
             max_num_batched_tokens=config.token_budget(max_model_len, device_type),
             chunked_prefill=config.enable_chunked_prefill,
             prefix_caching=config.enable_prefix_caching,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from collections import deque
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from octavo import env
-from octavo.config import EngineConfig
+from octavo.config import FEW_ROWS, MANY_ROWS, EngineConfig
 from octavo.distributed.group import Group
 from octavo.errors import ConfigError
 from octavo.executor.local import Progress, Timer, resolve_device, resolve_dtype
@@ -40,6 +41,8 @@ class EncoderExecutor:
         self.timings: dict[str, float] = {}
         self.max_model_len = max_model_len
         self.device = resolve_device(config)
+        rows = config.max_num_seqs or (FEW_ROWS if self.device.type == "cpu" else MANY_ROWS)
+        self.config = config = dataclasses.replace(config, max_num_seqs=rows)
         self.dtype = encoder_dtype(config.dtype, model_config, self.device)
         if config.tensor_parallel_size > 1:
             raise ConfigError("--tensor-parallel-size above 1 is not supported yet; leave it out.")
@@ -60,7 +63,7 @@ class EncoderExecutor:
                 seed=config.seed,
                 progress=lambda fraction: report("weights", fraction, ""),
             )
-        self.pooler = Pooler(config.max_num_seqs)
+        self.pooler = Pooler(config.rows)
         self.steps_ahead = env.steps_ahead(0 if on_cpu else 1)
         self._pending: deque[tuple[int, PooledVectors | None]] = deque()
         with Timer(self.timings, "warm_up"):
@@ -75,6 +78,10 @@ class EncoderExecutor:
     def collect(self) -> StepResult:
         step, pooled = self._pending.popleft()
         return StepResult(step, [], [], pooled={} if pooled is None else pooled.to_host())
+
+    def prepare(self) -> bool:
+        """Nothing is captured or compiled ahead."""
+        return False
 
     def forget(self) -> None:
         """Drop the results of steps that were submitted and not collected."""

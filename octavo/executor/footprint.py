@@ -122,7 +122,7 @@ def footprint(
     ranks: int = 1,
 ) -> Footprint:
     """What ``config`` needs to serve sequences of ``max_model_len`` tokens."""
-    rows = config.max_num_seqs
+    rows = config.rows
     tokens = config.token_budget(max_model_len, "cpu" if on_cpu else "cuda")
     if on_cpu:  # nothing is set aside there for options that few requests use
         moment, kept = rows * model.vocab_size * (dtype_bytes + 4), 0

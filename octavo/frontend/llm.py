@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import time
@@ -46,9 +47,17 @@ class LLM(Embedding):
         self._ids = itertools.count()
 
         prepare_cpu_libraries()
+        from octavo.executor.local import resolve_device  # imports torch
         from octavo.executor.select import make_executor
 
-        self.executor = make_executor(self.config, self.model_config, max_model_len=parts.max_model_len)
+        config = self.config
+        paced = config.itl_slo_ms is not None or not config.enable_chunked_prefill or config.max_num_batched_tokens is not None
+        if not paced and not self.model_config.encoder:
+            # Nobody reads along, so prompts need not be rationed beside answers: with a fixed token budget they are not.
+            device = "cpu" if resolve_device(config).type == "cpu" else "cuda"
+            config = dataclasses.replace(config, max_num_batched_tokens=config.token_budget(parts.max_model_len, device))
+        self.executor = make_executor(config, self.model_config, max_model_len=parts.max_model_len)
+        self.config = self.executor.config
         self.max_model_len = self.executor.max_model_len
         self.engine = Engine(self.config, self.executor, max_model_len=self.max_model_len)
 

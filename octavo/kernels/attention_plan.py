@@ -19,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo.kernels.triton.launch import launch
+
 ALIGN = 128  # splits and windows start at multiples of this many tokens; decode tiles divide it
 MAX_SPLITS = 128
 UNIT_FIELDS = 8  # seq, row, begin, end, first visible, split, splits, unused
@@ -173,8 +175,9 @@ def plan_decode(
     """
     if num_seqs > plan.capacity:
         raise ValueError(f"An attention plan of {plan.capacity} units can't hold {num_seqs} sequences; make a larger workspace.")
-    _decode_plan_kernel[(max(num_seqs, plan.programs + 1),)](
-        seq_lens, row_index, plan.units, plan.starts, num_seqs, plan.capacity, window or 0,
+    launch(
+        _decode_plan_kernel, (max(num_seqs, plan.programs + 1),),
+        (seq_lens, row_index, plan.units, plan.starts, num_seqs, plan.capacity, window or 0),
         KV_HEADS=num_kv_heads, PROGRAMS=plan.programs, BLOCK_S=_block_s(num_seqs),
         ROWS=row_index is not None, WINDOWED=window is not None,
         MIN_SPLIT=min_split, MAX_SPLITS=MAX_SPLITS, HALVINGS=MAX_SPLITS.bit_length() - 1,
@@ -196,8 +199,9 @@ def plan_extend(
     """
     bound = num_tokens // block_q + (num_seqs - first_seq)
     tiles = torch.empty(bound, 2, dtype=torch.int32, device=seq_lens.device)
-    _extend_plan_kernel[(bound,)](
-        query_start, seq_lens, tiles, first_seq, num_seqs,
+    launch(
+        _extend_plan_kernel, (bound,),
+        (query_start, seq_lens, tiles, first_seq, num_seqs),
         BLOCK_Q=block_q, BLOCK_S=_block_s(num_seqs - first_seq), num_warps=4,
     )  # fmt: skip
     return tiles

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from octavo.kernels.attention_plan import ALIGN, MAX_SPLITS, UNIT_FIELDS, DecodePlan
+from octavo.kernels.triton.launch import launch
 
 LOG2_E = 1.4426950408889634
 
@@ -267,10 +268,11 @@ def decode_attention(
     if ALIGN % config.block_n:
         raise ValueError(f"block_n {config.block_n} does not divide {ALIGN}.")
     dim_pad, group_pad = triton.next_power_of_2(dim), triton.next_power_of_2(group)
-    _decode_kernel[(plan.programs,)](
-        q, q.stride(0), out, out.stride(0), kv_cache, *kv_cache.stride()[:4],
+    launch(
+        _decode_kernel, (plan.programs,),
+        (q, q.stride(0), out, out.stride(0), kv_cache, *kv_cache.stride()[:4],
         block_tables, block_tables.stride(0), plan.units, plan.starts, workspace.acc, workspace.ml, workspace.arrived,
-        scale * k_scale, soft_cap or 0.0, v_scale,
+        scale * k_scale, soft_cap or 0.0, v_scale),
         KV_HEADS=kv_heads, GROUP=group, GROUP_DOT=max(16, group_pad), GROUP_PAD=group_pad,
         DIM=dim, DIM_PAD=dim_pad, BLOCK_SIZE=block_size, BLOCK_N=config.block_n,
         WINDOWED=window is not None, CAPPED=soft_cap is not None, PROGRAMS=plan.programs, MAX_SPLITS=MAX_SPLITS,

@@ -106,7 +106,9 @@ def completion_choice(job: Job, index: int, choice: Choice) -> dict[str, Any]:
 class CompletionWriter:
     """Turns outputs into frames. The last text of a choice and its finish reason share a frame.
 
-    Log-probabilities and token ids of tokens that have no text yet wait for the next frame of their choice.
+    Log-probabilities and token ids of tokens that have no text yet wait for the next frame of their choice. Without a
+    tokenizer no token ever has text, so each output is a frame with an empty one, and the finish reason has its own:
+    clients see tokens when they come, also those that asked for nothing but the stream.
     """
 
     def __init__(self, job: Job) -> None:
@@ -117,6 +119,7 @@ class CompletionWriter:
         self.wants_logprobs = request.logprobs is not None
         self.wants_ids = bool(request.return_token_ids)
         self.wants_usage = request.continuous_usage
+        self.textless = job.texts.tokenizer is None
         self.plain = not (self.wants_logprobs or self.wants_ids or self.wants_usage or self.wants_echo)
         n = job.num_choices
         self.echoes: list[Echo | None] = [None] * n
@@ -132,7 +135,10 @@ class CompletionWriter:
             index = base + choice.index
             if not self.plain:
                 self._detailed(index, base, choice, parts)
-            elif choice.finish_reason is not None:
+                continue
+            if self.textless and choice.token_ids:
+                parts.append(self.frames.text(index, ""))
+            if choice.finish_reason is not None:
                 parts.append(self._frame(index, choice.text, None, self._ending(choice)))
             elif choice.text:
                 parts.append(self.frames.text(index, choice.text))
@@ -149,12 +155,17 @@ class CompletionWriter:
             self.waiting_logprobs[index].append(echo.legacy.add(choice.token_ids, choice.logprobs))
         if self.wants_ids:
             self.waiting_ids[index] += choice.token_ids
+        if self.textless and choice.token_ids:
+            self._flush(index, "", {}, parts)
         if choice.text or choice.finish_reason is not None:
-            extra = self._ending(choice) if choice.finish_reason is not None else {}
-            if self.wants_ids:
-                extra["token_ids"], self.waiting_ids[index] = self.waiting_ids[index], []
-            waiting, self.waiting_logprobs[index] = self.waiting_logprobs[index], []
-            parts.append(self._frame(index, choice.text, join_legacy(waiting) if waiting else None, extra))
+            self._flush(index, choice.text, self._ending(choice) if choice.finish_reason is not None else {}, parts)
+
+    def _flush(self, index: int, text: str, extra: dict[str, Any], parts: list[bytes]) -> None:
+        """A frame with all that waited for one."""
+        if self.wants_ids:
+            extra["token_ids"], self.waiting_ids[index] = self.waiting_ids[index], []
+        waiting, self.waiting_logprobs[index] = self.waiting_logprobs[index], []
+        parts.append(self._frame(index, text, join_legacy(waiting) if waiting else None, extra))
 
     def _ending(self, choice: CompletionOutput) -> dict[str, Any]:
         return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
