@@ -9,6 +9,7 @@ import argparse
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 
 
 def make_texts(count: int, shortest: int, longest: int) -> list[str]:
@@ -59,10 +60,8 @@ def main() -> None:
     for shortest, longest in ((5, 40), (20, 20), (10, 200)):
         texts = make_texts(args.count, shortest, longest)
         for name, run in runs.items():
-            print(
-                f"{shortest}-{longest} words  {name:40} {args.count / best(lambda run=run: run(texts), args.repeats):9.1f} texts/s",
-                flush=True,
-            )
+            rate = args.count / best(partial(run, texts), args.repeats)
+            print(f"{shortest}-{longest} words  {name:40} {rate:9.1f} texts/s", flush=True)
 
 
 if __name__ == "__main__":
