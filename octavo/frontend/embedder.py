@@ -48,7 +48,7 @@ class Embedding:
 
         params = pooling_params(self.roles, self.model_config, dimensions=dimensions, normalize=normalize)
         keep = resolve_truncation(truncate_prompt_tokens, self.max_model_len)
-        inputs = [self._embedding_input(p, i, keep) for i, p in enumerate(parse_prompts(prompts, self.tokenizer))]
+        inputs = [self._embedding_input(p, i, keep) for i, p in enumerate(self._embedding_prompts(prompts))]
         ids = [str(next(self._ids)) for _ in inputs]
         now = time.time()
         state = PooledOutputs({request_id: i for i, request_id in enumerate(ids)})
@@ -82,6 +82,13 @@ class Embedding:
             ScoringRequestOutput(y.request_id, x.prompt_token_ids + y.prompt_token_ids, ScoringOutput(score))
             for x, y, score in zip(a, b, scores, strict=True)
         ]
+
+    def _embedding_prompts(self: LLM, prompts: Any) -> list[Prompt]:
+        """``parse_prompts``; a list of nothing but texts is tokenized at once, on all cores."""
+        if self.tokenizer is None or not isinstance(prompts, (list, tuple)) or not all(isinstance(p, str) for p in prompts):
+            return parse_prompts(prompts, self.tokenizer)
+        ids = self.tokenizer.encode_batch(list(prompts))
+        return [Prompt(text, tokens) for text, tokens in zip(prompts, ids, strict=True)]
 
     def _embedding_input(self: LLM, prompt: Prompt, index: int, keep: int | None) -> list[int]:
         closing = closing_tokens(self.tokenizer) if keep is not None and prompt.text is not None and self.tokenizer is not None else 0

@@ -129,7 +129,8 @@ def check_embedding_input(token_ids: Sequence[int], name: str, *, max_model_len:
             param=name,
             code="context_length_exceeded",
         )
-    check_ids(name, token_ids, vocab_size)
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        check_ids(name, token_ids, vocab_size)
 
 
 def resolve_truncation(keep: int | None, max_model_len: int) -> int | None:

@@ -21,10 +21,9 @@ from octavo.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowPar
 from octavo.layers.slots import WeightSlot, empty_parameter, whole
 from octavo.models.decoder import Build
 
-# A group's shortest sequence has at least this share of its longest one's tokens, or lacks at most so many:
-# padding costs time, and so does each call of an attention kernel.
-GROUP_SHARE = 0.75
-GROUP_SLACK = 8
+# A group's shortest sequence has at least this share of its longest one's tokens, or lacks at most so many: padding costs
+# time, and so does each call of an attention kernel. (share, tokens) by kind of device.
+GROUPING = {"cpu": (0.75, 8), "cuda": (0.5, 64)}
 
 
 @dataclass(frozen=True)
@@ -55,16 +54,16 @@ class PackedBatch:
         self.groups: list[Group] = []
         begin, first = 0, 0
         while begin < len(lengths):
-            end = _group_end(lengths, begin, most_padded)
+            end = _group_end(lengths, begin, most_padded, *GROUPING[device.type])
             group = _group(lengths[begin:end], first, device)
             self.groups.append(group)
             begin, first = end, first + group.num_tokens
 
 
-def _group_end(lengths: list[int], begin: int, most_padded: int) -> int:
+def _group_end(lengths: list[int], begin: int, most_padded: int, share: float, slack: int) -> int:
     """Index past the last sequence that goes with ``begin``, the shortest of its group."""
     shortest = lengths[begin]
-    limit = max(shortest / GROUP_SHARE, shortest + GROUP_SLACK)
+    limit = max(shortest / share, shortest + slack)
     end = begin + 1
     while end < len(lengths) and lengths[end] <= limit and (end + 1 - begin) * lengths[end] <= most_padded:
         end += 1

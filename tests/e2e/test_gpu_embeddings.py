@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-COMMON: dict[str, Any] = {"skip_tokenizer_init": True, "device": "cuda", "gpu_memory_utilization": 0.3}
+COMMON: dict[str, Any] = {"skip_tokenizer_init": True, "device": "cuda", "kv_cache_memory": 2**28}
 
 
 def prompts_of(vocab: int, count: int, longest: int) -> list[list[int]]:
