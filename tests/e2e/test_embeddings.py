@@ -164,25 +164,19 @@ def test_many_clients_at_once(server: RunningServer, reference: Any) -> None:
 
 
 def test_the_demo_model_as_an_embedder() -> None:
-    """A text model's server embeds as well; with --task embed it does nothing else. Texts too long for a step are run in chunks."""
-    from octavo import LLM
-
+    """A text model's server embeds as well, texts too long for a step in chunks, and goes on generating."""
     torch = pytest.importorskip("torch")
-    path = demo_model_path()
-    theirs = demo_transformers_model()
-    texts = text_prompts(3)
-    common = {"device": "cpu", "dtype": "float32", "max_model_len": 512, "kv_cache_memory": 2**26}
-    llm = LLM(path, pooler_config='{"pooling_type": "MEAN"}', max_num_batched_tokens=64, max_num_seqs=4, **common)
-    found = np.stack([o.outputs.data for o in llm.embed(texts)])
+    from octavo.frontend.tokenizer import load_tokenizer
+
+    theirs, tokenizer, texts = demo_transformers_model(), load_tokenizer(demo_model_path()), text_prompts(3)
     with torch.inference_mode():
-        states = [theirs.model(torch.tensor([llm.get_tokenizer().encode(t)])).last_hidden_state[0] for t in texts]
+        states = [theirs.model(torch.tensor([tokenizer.encode(t)])).last_hidden_state[0] for t in texts]
     expected = torch.nn.functional.normalize(torch.stack([s.mean(0) for s in states]), dim=-1).numpy()
-    assert np.abs(found - expected).max() < 1e-4
-    both = RunningServer("--device", "cpu", "--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory", "64M")
+    flags = ["--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory", "64M", "--max-num-batched-tokens", "64"]
+    server = RunningServer("--device", "cpu", *flags, "--max-num-seqs", "4", "--override-pooler-config", '{"pooling_type": "MEAN"}')
     try:
-        answer = httpx.post(both.url + "/v1/embeddings", json={"input": texts}, timeout=60).json()
-        last = torch.nn.functional.normalize(torch.stack([s[-1] for s in states]), dim=-1).numpy()
-        assert np.abs(np.array([d["embedding"] for d in answer["data"]]) - last).max() < 1e-4
-        assert httpx.post(both.url + "/v1/completions", json={"prompt": "Hello", "max_tokens": 3}, timeout=60).status_code == 200
+        answer = httpx.post(server.url + "/v1/embeddings", json={"input": texts}, timeout=60).json()
+        assert np.abs(np.array([d["embedding"] for d in answer["data"]]) - expected).max() < 1e-4
+        assert httpx.post(server.url + "/v1/completions", json={"prompt": "Hello", "max_tokens": 3}, timeout=60).status_code == 200
     finally:
-        assert both.stop() == 0
+        assert server.stop() == 0
