@@ -236,6 +236,7 @@ class ServerOptions:
     served_model_name: tuple[str, ...] = flag((), "Names that clients may ask for (default: the MODEL argument).", repeat=True, nargs="+")
     api_key: tuple[str, ...] = flag((), "Keys that clients must send; repeat the flag for several. Also OCTAVO_API_KEY.", repeat=True)
     chat_template: str | None = flag(None, "Jinja file or text that replaces the model's chat template.")
+    trust_request_chat_template: bool = flag(False, "Take chat templates from requests (chat_template): a template is a program.")
     metrics_require_api_key: bool = flag(False, "Ask for the API key on /metrics too.")
     disable_log_requests: bool = flag(False, "Do not log a line per request.")
     disable_log_stats: bool = flag(False, "Do not log a line about the load every ten seconds.")

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from octavo.kernels.attention_plan import ALIGN, make_decode_plan, plan_decode, plan_extend
-from octavo.kernels.decode_attention import DecodeConfig, attention_reference, decode_attention, decode_config, make_decode_workspace
+from octavo.kernels.attention_plan import make_decode_plan, plan_decode, plan_extend
+from octavo.kernels.decode_attention import attention_reference, decode_attention, make_decode_workspace, max_chunks
+from octavo.kernels.decode_config import DecodeConfig, decode_config
 from octavo.kernels.extend_attention import ExtendConfig, extend_attention, extend_config
 from octavo.kernels.flash_attention_3 import available, decode_schedule, flash_attention_3
 from octavo.kernels.write_kv import write_kv
 
 BANDWIDTH = 4.3e12  # bytes/s
 FLOPS = 790e12
-WORKSPACE_BYTES = 64 << 20  # as the backend takes
 COLD_BYTES = 200e6  # well over the L2
 DEVICE = torch.device("cuda")
 MODELS = {"0.6B": (16, 8, 128), "8B": (32, 8, 128)}
@@ -111,15 +111,17 @@ def triton_decode(config: DecodeConfig | None = None) -> Runner:
     shared: dict[str, Any] = {}
 
     def run(case: Case, step: Step) -> None:
-        chosen = config or decode_config(case.dim, case.heads // case.kv_heads, case.dtype)
         seqs = len(case.lengths)
+        chosen = config or decode_config(case.dim, case.heads // case.kv_heads, case.dtype, seqs)
         if not shared:
-            programs = torch.cuda.get_device_properties(DEVICE).multi_processor_count * chosen.programs_per_sm
-            capacity = max(seqs, WORKSPACE_BYTES // (4 * case.heads * (case.dim + 2)))
-            shared["plan"] = make_decode_plan(capacity, programs, DEVICE)
-            shared["workspace"] = make_decode_workspace(capacity, seqs, case.heads, case.kv_heads, case.dim, DEVICE)
+            multiprocessors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+            shared["plan"] = plan = make_decode_plan(
+                seqs, multiprocessors * chosen.programs_per_sm, DEVICE, block_n=chosen.block_n, min_chunk=chosen.min_chunk,
+                max_chunks=max_chunks(case.kv_heads, multiprocessors),
+            )  # fmt: skip
+            shared["workspace"] = make_decode_workspace(plan, case.heads, case.kv_heads, case.dim)
         if "plan" not in step.tasks:  # every copy has the same lengths, so they share the buffer
-            plan_decode(shared["plan"], step.seq_lens, seqs, case.kv_heads, min_split=chosen.min_split)
+            plan_decode(shared["plan"], step.seq_lens, seqs, case.kv_heads)
             step.tasks["plan"] = shared["plan"]
         decode_attention(
             case.qkv, case.cache, step.block_tables, shared["plan"], shared["workspace"], case.out,
@@ -236,7 +238,7 @@ def bench_plan() -> None:
     """The decode task list, once a step."""
     for batch in (1, 32, 256):
         lengths = torch.full((batch,), 1024, dtype=torch.int32, device=DEVICE)
-        plan = make_decode_plan(4096, 396, DEVICE)
+        plan = make_decode_plan(batch, 264, DEVICE)
         taken = graph_time([lambda p=plan, n=lengths, b=batch: plan_decode(p, n, b, 8)] * 10)
         print(f"plan of {batch} decodes: {taken * 1e6:.1f} us a step", flush=True)
 
@@ -261,15 +263,7 @@ def bench_write_kv() -> None:
 
 
 def tune() -> None:
-    """Every sensible launch configuration on a few shapes: what the tables in decode_ and extend_attention are set from."""
-    chosen = ["decode 1 x 1024", "decode 8 x 1024", "decode 64 x 2048", "decode 256 x 1024", "decode 65536 among 31 x 4096"]
-    for arguments in [c for c in decode_cases() if c[1] in chosen]:
-        case = Case(*arguments)
-        for block_n, warps, stages, fit, split in itertools.product((32, 64, 128), (4,), (2, 3, 4), (2, 3, 4), (256, 512)):
-            if 4 * block_n * (stages - 1) * case.dim * fit > 225_000 or ALIGN % block_n:
-                continue
-            decode = (block_n, warps, stages, fit, split)
-            _try(case, triton_decode(DecodeConfig(*decode)), str(decode))
+    """Every sensible launch configuration of extends on a few shapes; decodes have scripts/gpu/tune_attention.py."""
     for arguments in extend_cases()[:3]:
         case = Case(*arguments)
         for block_m, block_n, warps, stages in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)):

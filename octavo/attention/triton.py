@@ -19,12 +19,12 @@ import torch
 from octavo.attention.base import AttentionLayerSpec, AttentionMetadata, ForwardContext
 from octavo.errors import ConfigError
 from octavo.kernels.attention_plan import DecodePlan, make_decode_plan, plan_decode, plan_extend
-from octavo.kernels.decode_attention import DecodeConfig, DecodeWorkspace, decode_attention, decode_config, make_decode_workspace
+from octavo.kernels.decode_attention import DecodeWorkspace, decode_attention, make_decode_workspace, max_chunks
+from octavo.kernels.decode_config import BATCHES, DecodeConfig, decode_config
 from octavo.kernels.extend_attention import ExtendConfig, extend_attention, extend_config
 from octavo.kernels.write_kv import write_kv
 
 EXTRA = "triton"  # the backend's key in AttentionMetadata.extra: which task lists this step has made
-WORKSPACE_BYTES = 64 << 20  # partial results of split sequences; more splits than fit are cut coarser
 
 
 class TritonAttention:
@@ -36,7 +36,6 @@ class TritonAttention:
     Args:
         programs: decode programs; None: as many as fit the device beside each other.
         pdl: launch the decode chain's kernels as programmatic dependents; None: where the device can (sm_90).
-        workspace_bytes: for partial results of split sequences, per head geometry; too few only means coarser splits.
         decode_config, extend_config: launch parameters instead of the tuned ones.
     """
 
@@ -46,13 +45,11 @@ class TritonAttention:
         self,
         programs: int | None = None,
         pdl: bool | None = None,
-        workspace_bytes: int = WORKSPACE_BYTES,
         decode_config: DecodeConfig | None = None,
         extend_config: ExtendConfig | None = None,
     ) -> None:
         self._programs = programs
         self._pdl = pdl
-        self._workspace_bytes = workspace_bytes
         self._decode_config = decode_config
         self._extend_config = extend_config
         self._max_seqs = 0
@@ -75,7 +72,8 @@ class TritonAttention:
         """
         self._reserve(max_seqs)
         for layer in layers:
-            self._decode_buffers(layer, dtype, device)
+            for batch in [b for b in BATCHES if b < max_seqs] + [max_seqs]:
+                self._decode_buffers(layer, dtype, device, batch)
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         """Forget the task lists of the step before; each is made when the first layer asks for it."""
@@ -107,13 +105,12 @@ class TritonAttention:
 
     def plan_decode(self, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata) -> Any:
         """The step's task list for layers of this shape and window, made if this is the first of them."""
-        plan, _ = self._decode_buffers(layer, cache.dtype, m.seq_lens.device)
+        plan, _ = self._decode_buffers(layer, cache.dtype, m.seq_lens.device, m.num_decodes)
         tasks = m.extra[EXTRA]
         if id(plan) not in tasks:
             plan_decode(
-                plan, m.seq_lens, m.num_decodes, layer.num_kv_heads, window=layer.sliding_window,
-                row_index=m.extra.get("row_index"), min_split=self._config(layer, cache.dtype).min_split,
-            )  # fmt: skip
+                plan, m.seq_lens, m.num_decodes, layer.num_kv_heads, window=layer.sliding_window, row_index=m.extra.get("row_index")
+            )
             tasks[id(plan)] = True
         return plan
 
@@ -121,11 +118,11 @@ class TritonAttention:
         self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, plan: Any, out: torch.Tensor
     ) -> None:
         """Rows 0 .. num_decodes - 1 of ``out``. K and V are in the cache, q is rotated; ``plan`` is ``plan_decode``'s."""
-        _, workspace = self._decode_buffers(layer, cache.dtype, qkv.device)
+        _, workspace = self._decode_buffers(layer, cache.dtype, qkv.device, m.num_decodes)
         decode_attention(
             qkv, cache, m.block_tables, plan, workspace, out,
             num_heads=layer.num_heads, scale=layer.scale, window=layer.sliding_window, soft_cap=layer.logit_soft_cap,
-            config=self._config(layer, cache.dtype), pdl=self._use_pdl(qkv.device),
+            config=self._config(layer, cache.dtype, m.num_decodes), pdl=self._use_pdl(qkv.device),
         )  # fmt: skip
 
     def extend(self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, out: torch.Tensor) -> None:
@@ -141,8 +138,8 @@ class TritonAttention:
             window=layer.sliding_window, soft_cap=layer.logit_soft_cap, config=config,
         )  # fmt: skip
 
-    def _config(self, layer: AttentionLayerSpec, dtype: torch.dtype) -> DecodeConfig:
-        return self._decode_config or decode_config(layer.head_dim, layer.num_heads // layer.num_kv_heads, dtype)
+    def _config(self, layer: AttentionLayerSpec, dtype: torch.dtype, batch: int) -> DecodeConfig:
+        return self._decode_config or decode_config(layer.head_dim, layer.num_heads // layer.num_kv_heads, dtype, batch)
 
     def _reserve(self, max_seqs: int) -> None:
         if max_seqs <= self._max_seqs:
@@ -152,17 +149,23 @@ class TritonAttention:
         self._retired.append((self._plans, self._workspaces))  # graphs that were captured may still use them
         self._plans, self._workspaces = {}, {}
 
-    def _decode_buffers(self, layer: AttentionLayerSpec, dtype: torch.dtype, device: torch.device) -> tuple[DecodePlan, DecodeWorkspace]:
-        config = self._config(layer, dtype)
-        shape = (layer.num_heads, layer.num_kv_heads, layer.head_dim, device)
-        programs = self._programs or _multiprocessors(device) * config.programs_per_sm
-        key = (*shape, layer.sliding_window, programs, config.min_split)
+    def _decode_buffers(
+        self, layer: AttentionLayerSpec, dtype: torch.dtype, device: torch.device, batch: int
+    ) -> tuple[DecodePlan, DecodeWorkspace]:
+        config = self._config(layer, dtype, batch)
+        multiprocessors = _multiprocessors(device)
+        programs = self._programs or multiprocessors * config.programs_per_sm
+        heads = (layer.num_heads, layer.num_kv_heads, layer.head_dim)
+        shape = (*heads, device, programs)
+        key = (*shape, layer.sliding_window, config.block_n, config.min_chunk)
         if key not in self._plans:
             _refuse_capture("make_workspace with this layer")
-            capacity = max(self._max_seqs, self._workspace_bytes // (4 * layer.num_heads * (layer.head_dim + 2)))
-            self._plans[key] = make_decode_plan(capacity, programs, device)
+            chunks = max_chunks(layer.num_kv_heads, multiprocessors)
+            self._plans[key] = plan = make_decode_plan(
+                self._max_seqs, programs, device, block_n=config.block_n, min_chunk=config.min_chunk, max_chunks=chunks
+            )
             if shape not in self._workspaces:
-                self._workspaces[shape] = make_decode_workspace(capacity, self._max_seqs, *shape)
+                self._workspaces[shape] = make_decode_workspace(plan, *heads)
         return self._plans[key], self._workspaces[shape]
 
     def _use_pdl(self, device: torch.device) -> bool:

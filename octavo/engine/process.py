@@ -34,6 +34,7 @@ from octavo.types import (
     EngineReady,
     FinishReason,
     GenerateRequest,
+    GrammarVocabulary,
     Heartbeat,
     StepOutputs,
     TokenDelta,
@@ -96,6 +97,9 @@ class EngineServer:
             return []
         if isinstance(message, AbortRequest):
             return self.engine.abort(message.request_id, message.index)
+        if isinstance(message, GrammarVocabulary):
+            self.engine.set_vocabulary(message)
+            return []
         self._emit(self._call(message))
         return []
 

@@ -25,7 +25,7 @@ from octavo.executor.warmup import KernelWarmup
 from octavo.log import kv_cache_line
 from octavo.models.config import ModelConfig
 from octavo.models.loader import load_model
-from octavo.types import StepPlan, StepResult
+from octavo.types import StepPlan, StepResult, TokenMasks
 
 logger = logging.getLogger("octavo.executor")
 
@@ -135,6 +135,13 @@ class LocalExecutor:
             self._pending.append(self.runner.execute(plan))
         except (RuntimeError, MemoryError):
             with explained(f"in a step of {plan.num_tokens} tokens", self._describe):
+                raise
+
+    def sample(self, masks: TokenMasks) -> None:
+        try:
+            self.runner.sample(self._pending[-1], masks)
+        except (RuntimeError, MemoryError):
+            with explained("while tokens were drawn", self._describe):
                 raise
 
     def collect(self) -> StepResult:

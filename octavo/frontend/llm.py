@@ -9,12 +9,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.env import prepare_cpu_libraries
 from octavo.errors import RequestError
+from octavo.frontend.beam_search import BeamSearchParams, start_search
 from octavo.frontend.chat_template import ChatTemplate, read_chat_template
 from octavo.frontend.embedder import Embedding
+from octavo.frontend.grammar_compiler import GrammarCompiler
 from octavo.frontend.inputs import Prompt, check_prompt, parse_prompts, truncate_prompt
 from octavo.frontend.output_processor import RequestOutputs
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
@@ -44,6 +48,7 @@ class LLM(Embedding):
         parts = load_model_parts(self.config, find_model(self.config), chat_template)
         self.model_config, self.tokenizer, self.chat_template = parts.model_config, parts.tokenizer, parts.chat_template
         self.roles = resolve_roles(self.config, self.model_config)
+        self.grammars = GrammarCompiler(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
         self._ids = itertools.count()
 
         prepare_cpu_libraries()
@@ -118,11 +123,56 @@ class LLM(Embedding):
             prompts.append(Prompt(text, self.tokenizer.encode(text, add_special_tokens=False)))
         return self._run(prompts, sampling_params, use_tqdm, None)
 
+    def beam_search(self, prompts: Any, params: BeamSearchParams | None = None, *, use_tqdm: bool = True) -> list[RequestOutput]:
+        """Continue every prompt by beam search: ``outputs`` are the sequences found, best first, with ``cumulative_logprob``.
+
+        Prompts as in ``generate``. Finds what transformers' ``generate(num_beams=beam_width)`` finds.
+        Raises RequestError for a prompt or parameter that can't be served; nothing runs then.
+        """
+        params = BeamSearchParams() if params is None else msgspec.structs.replace(params)  # checks it again
+        parsed = parse_prompts(prompts, self.tokenizer)
+        for prompt in parsed:
+            check_prompt(prompt.token_ids, params.sampling(n=1), max_model_len=self.max_model_len, vocab_size=self.model_config.vocab_size)
+        searches = [
+            start_search(
+                p.token_ids,
+                params,
+                eos_token_ids=self.model_config.eos_token_ids,
+                vocab_size=self.model_config.vocab_size,
+                max_model_len=self.max_model_len,
+            )
+            for p in parsed
+        ]
+        first: dict[int, RequestOutput] = {}
+        bar = _ProgressBar(len(parsed)) if use_tqdm else None
+        try:
+            while running := [i for i, search in enumerate(searches) if not search.done]:
+                asked = [(i, token_ids) for i in running for token_ids in searches[i].prompts]
+                answers = self._run(
+                    [Prompt(None, token_ids) for _, token_ids in asked], [searches[i].step_params for i, _ in asked], False, None
+                )
+                for i in running:
+                    own = [answer for (j, _), answer in zip(asked, answers, strict=True) if j == i]
+                    first.setdefault(i, own[0])
+                    searches[i].advance([answer.outputs[0].logprobs[0] for answer in own])  # type: ignore[index]
+                    if bar:
+                        bar.tokens(len(own))
+                        if searches[i].done:
+                            bar.request(len(parsed[i].token_ids))
+        finally:
+            if bar:
+                bar.close()
+        return [
+            RequestOutput(str(next(self._ids)), p.text, p.token_ids, s.outputs(self.tokenizer), True, None, first[i].num_cached_tokens)
+            for i, (p, s) in enumerate(zip(parsed, searches, strict=True))
+        ]
+
     def reset_prefix_cache(self) -> bool:
         return self.engine.reset_prefix_cache()
 
     def shutdown(self) -> None:
-        self.executor.shutdown()
+        self.grammars.close()
+        self.engine.shutdown()
 
     def _run(
         self,
@@ -193,12 +243,17 @@ class LLM(Embedding):
             vocab_size=self.model_config.vocab_size,
             max_num_seqs=self.config.max_num_seqs,
         )
+        grammar = None
+        if params.structured_outputs is not None:
+            grammar = self.grammars.compile(params.structured_outputs)
+            self.engine.set_vocabulary(self.grammars.vocabulary)
         token_params = params.to_token_params(
             prompt_len=len(token_ids),
             max_model_len=self.max_model_len,
             vocab_size=self.model_config.vocab_size,
             eos_token_ids=self.model_config.eos_token_ids,
             encode_bad_word=self.tokenizer.encode_bad_word if self.tokenizer else None,
+            grammar=grammar,
         )
         return GenerateRequest(
             request_id=str(next(self._ids)),

@@ -1,11 +1,15 @@
 """Task lists of a step's attention, made on the device and shared by all layers.
 
-Decode: every sequence's visible tokens are cut into splits, and a unit of work is one split of one KV head. *Where a
-sequence is cut depends on its own length only*, so its partial results are the same, and are merged in the same order,
-whatever else is in the batch. The programs then take contiguous runs of units that weigh about the same:
+Decode: a *pair* is one sequence and one KV head; it reads a run of tiles of ``block_n`` tokens. The pairs stand in a row, all
+heads of sequence 0 first, and every program takes a contiguous run of about equally many tiles:
 
-    units of KV head 0: | seq 0: split 0, 1, 2 | seq 1: split 0 | seq 2: ... | then the same for KV head 1 ...
-    programs:           |--- program 0 ---|--- program 1 ---|--- ...
+    pairs:     | seq 0 head 0 | seq 0 head 1 | ... | seq 1 head 0 | seq 1 head 1 | ...
+    programs:  |---- program 0 ----|---- program 1 ----|---- program 2 ----| ...
+
+*What is added up in which order depends on a sequence's length only:* its tiles form chunks, each chunk gives a partial result,
+and these are folded from the first to the last. A program that holds a pair from end to end folds in registers. Programs are
+cut between chunks only, so where a cut falls changes who folds, and never what comes out. Where whole pairs are about as even,
+there are no cuts at all.
 
 Extend: a tile is ``BLOCK_Q`` query tokens of a sequence; tiles with the longest context come first (LPT), so that the
 last programs to finish are short ones.
@@ -21,29 +25,49 @@ import triton.language as tl
 
 from octavo.kernels.triton.launch import launch
 
-ALIGN = 128  # splits and windows start at multiples of this many tokens; decode tiles divide it
-MAX_SPLITS = 128
-UNIT_FIELDS = 8  # seq, row, begin, end, first visible, split, splits, unused
+ALIGN = 128  # chunks and windows start at multiples of this many tokens; decode tiles divide it
+MAX_CHUNKS = 128
+FIELDS = 4  # of a sequence: row, end, tokens a chunk; of a program: pair, token, tiles, owner
+SEAM = 4  # tiles: what a cut costs
 
 
 @triton.jit
-def _splits(span, limit, MIN_SPLIT: tl.constexpr, ALIGN: tl.constexpr):
-    """(number of splits, tokens per split) for ``span`` tokens in at most ``limit`` splits."""
-    wanted = tl.maximum(tl.minimum((span + MIN_SPLIT - 1) // MIN_SPLIT, limit), 1)
-    size = (span + wanted - 1) // wanted
-    size = tl.maximum((size + ALIGN - 1) // ALIGN * ALIGN, ALIGN)
-    return tl.maximum((span + size - 1) // size, 1), size
+def _cut(program, programs, tiles, ends, chunk_tiles, begin, whole, seq, num_seqs, KV_HEADS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Where ``program`` starts: (pair, token, tile counted over all pairs, that of its pair's start)."""
+    all_tiles = tl.sum(tiles, axis=0).to(tl.int64) * KV_HEADS
+    pairs = num_seqs * KV_HEADS
+    pair = program.to(tl.int64) * pairs // programs
+    target = program.to(tl.int64) * all_tiles // programs
+    done = ends.to(tl.int64) * KV_HEADS <= target
+    current = tl.sum(tl.where(done & (seq < num_seqs), 1, 0), axis=0)
+    current = tl.where(whole, (pair // KV_HEADS).to(tl.int32), current)
+    here = seq == current
+    before = tl.sum(tl.where(seq < current, tiles, 0), axis=0).to(tl.int64) * KV_HEADS
+    mine = tl.maximum(tl.sum(tl.where(here, tiles, 0), axis=0), 1)
+    step = tl.maximum(tl.sum(tl.where(here, chunk_tiles, 0), axis=0), 1)
+    rest = (target - before).to(tl.int32)
+    head = tl.where(whole, (pair % KV_HEADS).to(tl.int32), rest // mine)
+    into = tl.where(whole, 0, (rest % mine + step - 1) // step * step)
+    past = into >= mine
+    into = tl.where(past, 0, into)
+    head = tl.where(past, head + 1, head)
+    pair_start = before + head * mine
+    wrapped = head >= KV_HEADS
+    head = tl.where(wrapped, 0, head)
+    current = tl.where(wrapped, current + 1, current)
+    token = tl.sum(tl.where(seq == current, begin, 0), axis=0) + into * BLOCK_N
+    return current * KV_HEADS + head, token, pair_start + into, pair_start
 
 
 # Values and alignments that change from step to step must not make new variants: each costs a compilation while users wait.
-@triton.jit(do_not_specialize=["seq_lens", "row_index", "num_seqs", "capacity", "window"])
+@triton.jit(do_not_specialize=["seq_lens", "row_index", "num_seqs", "window"])
 def _decode_plan_kernel(
-    seq_lens, row_index, units, starts, num_seqs, capacity, window,
-    KV_HEADS: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr,
-    WINDOWED: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, HALVINGS: tl.constexpr,
-    ALIGN: tl.constexpr, OVERHEAD: tl.constexpr, FIELDS: tl.constexpr,
+    seq_lens, row_index, seqs, starts, num_seqs, window,
+    KV_HEADS: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr, WINDOWED: tl.constexpr,
+    MIN_CHUNK: tl.constexpr, MAX_CHUNKS: tl.constexpr, MIN_TILES: tl.constexpr, SEAM: tl.constexpr,
+    BLOCK_N: tl.constexpr, ALIGN: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
-    """Program p writes sequence p's units and where attention's program p starts."""
+    """Program p writes sequence p's fields and attention program p's."""
     pid = tl.program_id(0)
     seq = tl.arange(0, BLOCK_S)
     real = seq < num_seqs
@@ -53,61 +77,42 @@ def _decode_plan_kernel(
         visible = tl.maximum(length - window, 0)
     begin = visible // ALIGN * ALIGN
     span = length - begin
+    tiles = tl.where(real, tl.maximum((span + BLOCK_N - 1) // BLOCK_N, 1), 0)  # padding has one, whose result is zero
+    wanted = tl.maximum(tl.minimum((span + MIN_CHUNK - 1) // MIN_CHUNK, MAX_CHUNKS), 1)
+    chunk = tl.maximum(((span + wanted - 1) // wanted + ALIGN - 1) // ALIGN * ALIGN, ALIGN)
 
-    # The partial results must fit their buffer. They do, unless very many long sequences share their blocks: then cut less.
-    limit = MAX_SPLITS
-    for k in tl.static_range(HALVINGS):
-        fewer, _ = _splits(span, MAX_SPLITS >> k, MIN_SPLIT, ALIGN)
-        limit = tl.where(tl.sum(tl.where(real, fewer, 0), axis=0) > capacity, MAX_SPLITS >> (k + 1), limit)
-    count, size = _splits(span, limit, MIN_SPLIT, ALIGN)
-    count = tl.where(real, count, 0)
-    total = tl.sum(count, axis=0)
-
-    if pid < num_seqs:
+    if pid <= num_seqs:  # one past the last is empty: programs look one sequence ahead
         mine = seq == pid
-        first = tl.sum(tl.where(seq < pid, count, 0), axis=0)
-        my_count = tl.sum(tl.where(mine, count, 0), axis=0)
-        my_size = tl.sum(tl.where(mine, size, 0), axis=0)
-        my_begin = tl.sum(tl.where(mine, begin, 0), axis=0)
-        my_length = tl.sum(tl.where(mine, length, 0), axis=0)
-        my_visible = tl.sum(tl.where(mine, visible, 0), axis=0)
-        row = pid
-        if ROWS:
-            row = tl.load(row_index + pid).to(tl.int32)
-        split = tl.arange(0, MAX_SPLITS)
-        keep = split < my_count
-        unit = units + (first + split) * FIELDS
-        start = my_begin + split * my_size
-        tl.store(unit, tl.zeros_like(split) + pid, mask=keep)
-        tl.store(unit + 1, tl.zeros_like(split) + row, mask=keep)
-        tl.store(unit + 2, start, mask=keep)
-        tl.store(unit + 3, tl.minimum(start + my_size, my_length), mask=keep)
-        tl.store(unit + 4, tl.zeros_like(split) + my_visible, mask=keep)
-        tl.store(unit + 5, split, mask=keep)
-        tl.store(unit + 6, tl.zeros_like(split) + my_count, mask=keep)
+        row = 0
+        if pid < num_seqs:
+            row = pid
+            if ROWS:
+                row = tl.load(row_index + pid).to(tl.int32)
+        place = seqs + pid * FIELDS
+        tl.store(place, row)
+        tl.store(place + 1, tl.sum(tl.where(mine, length, 0), axis=0))
+        tl.store(place + 2, tl.maximum(tl.sum(tl.where(mine, chunk, 0), axis=0), 1))
 
-    if pid <= PROGRAMS:
-        weight = tl.where(real, span + OVERHEAD * count, 0)
-        ends = tl.cumsum(weight, axis=0)
-        one_head = tl.sum(weight, axis=0)
-        if total * KV_HEADS <= PROGRAMS:
-            at = tl.minimum(pid, total * KV_HEADS)
-        else:
-            target = pid.to(tl.int64) * one_head * KV_HEADS // PROGRAMS
-            head = (target // one_head).to(tl.int32)
-            rest = (target - head.to(tl.int64) * one_head).to(tl.int32)
-            done = real & (ends <= rest)
-            current = tl.sum(done.to(tl.int32), axis=0)
-            here = seq == current
-            size_here = tl.sum(tl.where(here, size, 0), axis=0)
-            count_here = tl.sum(tl.where(here, count, 0), axis=0)
-            into = rest - tl.sum(tl.where(done, weight, 0), axis=0)
-            step = size_here + OVERHEAD
-            past = tl.minimum((into + step - 1) // step, count_here)
-            at = head * total + tl.sum(tl.where(done, count, 0), axis=0) + past
-        tl.store(starts + pid, at)
-        if pid == PROGRAMS:
-            tl.store(starts + PROGRAMS + 1, total)
+    if pid < PROGRAMS:
+        all_tiles = tl.sum(tiles, axis=0).to(tl.int64) * KV_HEADS
+        programs = tl.minimum((all_tiles + MIN_TILES - 1) // MIN_TILES, PROGRAMS)
+        pairs = num_seqs * KV_HEADS
+        uncut = (pairs + PROGRAMS - 1) // PROGRAMS * tl.max(tiles, axis=0)
+        whole = uncut <= (all_tiles + programs - 1) // programs + SEAM
+        programs = tl.where(whole, PROGRAMS, programs)
+        ends = tl.cumsum(tiles, axis=0)
+        last = tl.minimum((pid + 1).to(tl.int64), programs)
+        first = tl.minimum(pid.to(tl.int64), programs)
+        at, token, start, pair_start = _cut(
+            first, programs, tiles, ends, chunk // BLOCK_N, begin, whole, seq, num_seqs, KV_HEADS, BLOCK_N
+        )
+        _, _, end, _ = _cut(last, programs, tiles, ends, chunk // BLOCK_N, begin, whole, seq, num_seqs, KV_HEADS, BLOCK_N)
+        owner = ((pair_start + 1) * programs - 1) // all_tiles  # the last program whose run starts at the pair's start or before
+        place = starts + pid * FIELDS
+        tl.store(place, at)
+        tl.store(place + 1, token)
+        tl.store(place + 2, (end - start).to(tl.int32))
+        tl.store(place + 3, owner.to(tl.int32))
 
 
 @triton.jit(do_not_specialize=["query_start", "seq_lens", "first_seq", "num_seqs"])
@@ -142,21 +147,33 @@ def _extend_plan_kernel(
 
 @dataclass(slots=True)
 class DecodePlan:
-    """units int32 [capacity, 8] (see the kernel), starts int32 [programs + 2]: first unit of each program, total, units a head."""
+    """seqs int32 [capacity + 1, 4], starts int32 [programs, 4]: FIELDS says what. Its numbers must be those of the kernel that runs it.
 
-    units: torch.Tensor
+    block_n: tokens a tile. max_chunks: at most so many chunks a sequence, which its partial results must have room for.
+    """
+
+    seqs: torch.Tensor
     starts: torch.Tensor
     programs: int
+    block_n: int
+    min_chunk: int
+    max_chunks: int
 
     @property
     def capacity(self) -> int:
-        return self.units.shape[0]
+        """Sequences."""
+        return self.seqs.shape[0] - 1
 
 
-def make_decode_plan(capacity: int, programs: int, device: torch.device) -> DecodePlan:
-    """Buffers for ``capacity`` units a KV head; at least as many as there are sequences."""
-    units = torch.zeros(capacity, UNIT_FIELDS, dtype=torch.int32, device=device)
-    return DecodePlan(units, torch.zeros(programs + 2, dtype=torch.int32, device=device), programs)
+def make_decode_plan(
+    max_seqs: int, programs: int, device: torch.device, *, block_n: int = 64, min_chunk: int = 256, max_chunks: int = 32
+) -> DecodePlan:
+    """Buffers for ``max_seqs`` sequences. Results depend on block_n, min_chunk and max_chunks (in the last bits), not on programs."""
+    if ALIGN % block_n:
+        raise ValueError(f"block_n {block_n} does not divide {ALIGN}.")
+    seqs = torch.zeros(max_seqs + 1, FIELDS, dtype=torch.int32, device=device)
+    starts = torch.zeros(programs, FIELDS, dtype=torch.int32, device=device)
+    return DecodePlan(seqs, starts, programs, block_n, min_chunk, max_chunks)
 
 
 def plan_decode(
@@ -167,21 +184,23 @@ def plan_decode(
     *,
     window: int | None = None,
     row_index: torch.Tensor | None = None,
-    min_split: int = 256,
+    min_tiles: int = 4,
+    seam: int = SEAM,
 ) -> None:
     """Fill ``plan`` for the first ``num_seqs`` of seq_lens (int32 [S]; 0 is padding, whose result is zero). One launch.
 
     row_index: [S], the row of the block table of each sequence; None: its own index.
+    min_tiles: no program gets less, if others would have to wait for it; seam: what a cut costs, in tiles.
     """
     if num_seqs > plan.capacity:
-        raise ValueError(f"An attention plan of {plan.capacity} units can't hold {num_seqs} sequences; make a larger workspace.")
+        raise ValueError(f"An attention plan for {plan.capacity} sequences can't hold {num_seqs}; make a larger workspace.")
     launch(
-        _decode_plan_kernel, (max(num_seqs, plan.programs + 1),),
-        (seq_lens, row_index, plan.units, plan.starts, num_seqs, plan.capacity, window or 0),
+        _decode_plan_kernel, (max(num_seqs + 1, plan.programs),),
+        (seq_lens, row_index, plan.seqs, plan.starts, num_seqs, window or 0),
         KV_HEADS=num_kv_heads, PROGRAMS=plan.programs, BLOCK_S=_block_s(num_seqs),
         ROWS=row_index is not None, WINDOWED=window is not None,
-        MIN_SPLIT=min_split, MAX_SPLITS=MAX_SPLITS, HALVINGS=MAX_SPLITS.bit_length() - 1,
-        ALIGN=ALIGN, OVERHEAD=64, FIELDS=UNIT_FIELDS, num_warps=4,
+        MIN_CHUNK=plan.min_chunk, MAX_CHUNKS=plan.max_chunks, MIN_TILES=min_tiles, SEAM=seam,
+        BLOCK_N=plan.block_n, ALIGN=ALIGN, FIELDS=FIELDS, num_warps=4,
     )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Attention of one new token per sequence over the paged KV cache, split along the context (FlashDecoding, Dao et al. 2023).
 
-A fixed number of programs walks the plan of ``attention_plan``. A split of a sequence that has several leaves (acc, m, l) in
-a workspace; the program that finishes a sequence's last outstanding split merges them all, in the order of the splits. So
-who merges is a matter of timing, and what comes out is not.
+A fixed number of programs walks the plan of ``attention_plan``: each one loop over the tiles of its run, whatever sequences and
+heads they belong to, so that the loads of the next tiles are under way also where a sequence ends. A pair (sequence, KV head)
+that is cut between programs leaves partial results in a workspace, and the program that brings the last of them folds them all,
+in the order of the chunks. So who folds is a matter of timing, and what comes out is not.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo.kernels.attention_plan import ALIGN, MAX_SPLITS, UNIT_FIELDS, DecodePlan
-from octavo.kernels.triton.launch import launch
+from octavo.kernels.attention_plan import ALIGN, FIELDS, DecodePlan
+from octavo.kernels.decode_config import DecodeConfig, decode_config
+from octavo.kernels.triton.launch import launch, prefetch_lines
 
 LOG2_E = 1.4426950408889634
 
@@ -46,39 +48,18 @@ def attention_reference(
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, float("-inf")).softmax(-1), v)
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeConfig:
-    """block_n: tokens a tile, a divisor of ALIGN. programs_per_sm: how many fit one multiprocessor beside each other."""
-
-    block_n: int = 64
-    num_warps: int = 4
-    num_stages: int = 3
-    programs_per_sm: int = 3
-    min_split: int = 256
-
-
-def decode_config(head_dim: int, group: int, dtype: torch.dtype) -> DecodeConfig:
-    """The launch parameters for a head size, query heads per KV head and cache type, from ``bench.attention --tune``."""
-    wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a token's K
-    fit = 2 if group > 16 else 3
-    if wide > 512:
-        return DecodeConfig(block_n=32, num_stages=2, programs_per_sm=2)
-    if wide > 256:
-        return DecodeConfig(block_n=32, num_stages=3, programs_per_sm=fit)
-    if wide <= 128 and dtype.itemsize > 1:
-        return DecodeConfig(block_n=128, num_stages=3, programs_per_sm=fit)
-    if dtype.itemsize == 1:  # the conversion takes registers
-        return DecodeConfig(num_stages=4, programs_per_sm=2)
-    return DecodeConfig(programs_per_sm=fit)
+def max_chunks(num_kv_heads: int, multiprocessors: int) -> int:
+    """Chunks of the longest sequences: enough for a sequence alone to occupy the device, no more than its partial results pay for."""
+    return min(128, max(8, 1 << (max(1, 2 * multiprocessors // num_kv_heads).bit_length() - 1)))
 
 
 @dataclass(slots=True)
 class DecodeWorkspace:
-    """What splits leave for the merge.
+    """What pairs that are cut leave for the fold. At most one pair that begins in a program's run is cut: it owns that program's slots.
 
-    acc: float32 [units * KV heads, group, head_dim], unnormalized
-    ml:  float32 [units * KV heads, 2, group]: running maximum (base 2) and sum
-    arrived: int32 [sequences * KV heads], zero between launches
+    acc: float32 [programs * max_chunks, group, head_dim], unnormalized
+    ml:  float32 [programs * max_chunks, 2, group]: maximum (base 2) and sum
+    arrived: int32 [programs], chunks that are there; zero between launches
     """
 
     acc: torch.Tensor
@@ -86,13 +67,13 @@ class DecodeWorkspace:
     arrived: torch.Tensor
 
 
-def make_decode_workspace(
-    capacity: int, max_seqs: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
-) -> DecodeWorkspace:
-    """For plans of ``capacity`` units a KV head and at most ``max_seqs`` sequences."""
-    acc = torch.empty(capacity * num_heads * head_dim, dtype=torch.float32, device=device)
-    ml = torch.empty(capacity * num_heads * 2, dtype=torch.float32, device=device)
-    return DecodeWorkspace(acc, ml, torch.zeros(max_seqs * num_kv_heads, dtype=torch.int32, device=device))
+def make_decode_workspace(plan: DecodePlan, num_heads: int, num_kv_heads: int, head_dim: int) -> DecodeWorkspace:
+    """For ``plan``, and for plans that have no more programs times chunks."""
+    slots, device = plan.programs * plan.max_chunks, plan.seqs.device
+    group = num_heads // num_kv_heads
+    acc = torch.empty(slots * group * head_dim, dtype=torch.float32, device=device)
+    ml = torch.empty(slots * group * 2, dtype=torch.float32, device=device)
+    return DecodeWorkspace(acc, ml, torch.zeros(plan.programs, dtype=torch.int32, device=device))
 
 
 @triton.jit
@@ -103,138 +84,285 @@ def soft_capped(scores, cap, LOG2_E: tl.constexpr):
 
 @triton.jit
 def _block_ids(table, token, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Block ids of the BLOCK_N tokens from ``token``: one id where a tile never crosses a block, else one a token."""
+    """Block ids of the BLOCK_N tokens from ``token``: one id where a tile never crosses a block, else one a token.
+
+    As they are loaded: only loads are carried into the next turn of a loop without waiting for them.
+    """
     if BLOCK_SIZE % BLOCK_N == 0:
-        return tl.load(table + token // BLOCK_SIZE, mask=token < end, other=0).to(tl.int64)
+        return tl.load(table + token // BLOCK_SIZE, mask=token < end, other=0)
     else:
         tokens = token + tl.arange(0, BLOCK_N)
-        return tl.load(table + tokens // BLOCK_SIZE, mask=tokens < end, other=0).to(tl.int64)
+        return tl.load(table + tokens // BLOCK_SIZE, mask=tokens < end, other=0)
+
+
+@triton.jit
+def _per_head(x, SWAPPED: tl.constexpr):
+    """[heads] beside an accumulator: [heads, 1], or [1, heads] where it is [dim, heads]."""
+    return x[None, :] if SWAPPED else x[:, None]
+
+
+@triton.jit
+def _fold(top, sums, out, m, total, acc, SWAPPED: tl.constexpr):
+    """(top, sums, out) with a chunk's (m, total, acc) added. Rounded alike wherever it is called."""
+    highest = tl.maximum(top, m)
+    old = tl.exp2(top - highest)
+    new = tl.exp2(m - highest)
+    sums = tl.fma(sums, old, total * new)
+    scaled = acc * _per_head(new, SWAPPED)
+    return highest, sums, tl.fma(out, tl.broadcast_to(_per_head(old, SWAPPED), out.shape), scaled)
+
+
+@triton.jit
+def _first_token(length, window, WINDOWED: tl.constexpr, ALIGN: tl.constexpr):
+    """Where the tiles of a sequence begin."""
+    if WINDOWED:
+        return tl.maximum(length - window, 0) // ALIGN * ALIGN
+    else:
+        return length * 0
 
 
 @triton.jit
 def _decode_kernel(
     q, q_stride, out, out_stride, kv, kv_stride_block, kv_stride_side, kv_stride_head, kv_stride_token,
-    tables, table_stride, units, starts, acc_buffer, ml_buffer, arrived,
-    scale, soft_cap, v_scale,
+    tables, table_stride, seqs, starts, acc_buffer, ml_buffer, arrived,
+    scale, soft_cap, v_scale, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_DOT: tl.constexpr, GROUP_PAD: tl.constexpr,
-    DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PROGRAMS: tl.constexpr, MAX_SPLITS: tl.constexpr, MERGE: tl.constexpr,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, ALIGN: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, MAX_CHUNKS: tl.constexpr, SWAPPED: tl.constexpr, PREFETCH: tl.constexpr,
     FIELDS: tl.constexpr, LOG2_E: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     pid = tl.program_id(0)
-    per_head = tl.load(starts + PROGRAMS + 1)
-    first = tl.load(starts + pid)
-    last = tl.load(starts + pid + 1)
+    # What the plan wrote can be read before the wait: the kernel before this one has waited for the plan.
+    run = starts + pid * FIELDS
+    first_pair = tl.load(run)
+    start = tl.load(run + 1)
+    tiles = tl.load(run + 2)
+    owner = tl.load(run + 3)
+    fields = seqs + first_pair // KV_HEADS * FIELDS
+    table = tables + tl.load(fields).to(tl.int64) * table_stride
+    end = tl.load(fields + 1)
+    chunk = tl.load(fields + 2)
+    begin = _first_token(end, window, WINDOWED, ALIGN)
 
     d = tl.arange(0, DIM_PAD)
     in_dim = d < DIM
-    g = tl.arange(0, GROUP_DOT)
-    in_group = (g < GROUP)[:, None] & in_dim[None, :]
     n = tl.arange(0, BLOCK_N)
     compute = q.dtype.element_ty
+    if PDL:
+        if PREFETCH > 0:
+            _prefetch(
+                kv + first_pair % KV_HEADS * kv_stride_head, kv_stride_block, kv_stride_side, kv_stride_token, table,
+                start, end, tiles, DIM, BLOCK_SIZE, BLOCK_N, PREFETCH,
+            )  # fmt: skip
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
-    for u in range(first, last):
-        head = u // per_head
-        e = u - head * per_head
-        unit = units + e * FIELDS
-        seq = tl.load(unit)
-        row = tl.load(unit + 1).to(tl.int64)
-        begin = tl.load(unit + 2)
-        end = tl.load(unit + 3)
-        visible = tl.load(unit + 4)
-        split = tl.load(unit + 5)
-        splits = tl.load(unit + 6)
-
-        table = tables + row * table_stride
-        heads = head * GROUP + g
-        q_tile = tl.load(q + seq.to(tl.int64) * q_stride + heads[:, None] * DIM + d[None, :], mask=in_group, other=0.0)
-        k_head = kv + head * kv_stride_head
-        m = tl.full([GROUP_DOT], -1e30, tl.float32)  # finite, so that a tile without a visible token changes nothing
-        total = tl.zeros([GROUP_DOT], tl.float32)
+    if SWAPPED:
+        acc = tl.zeros([DIM_PAD, GROUP_DOT], tl.float32)
+    else:
         acc = tl.zeros([GROUP_DOT, DIM_PAD], tl.float32)
-        ids = _block_ids(table, begin, end, BLOCK_SIZE, BLOCK_N)
-        for start in range(begin, end, BLOCK_N):
-            tokens = start + n
-            inside = tokens < end
-            at = k_head + ids * kv_stride_block + (tokens % BLOCK_SIZE) * kv_stride_token
-            at = at[:, None] + d[None, :]
-            # Fetched a tile ahead, so that the loads of K don't wait for it.
-            ids = _block_ids(table, start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
-            kept = inside[:, None] & in_dim[None, :]
-            k = tl.load(at, mask=kept, other=0.0).to(compute)
-            v = tl.load(at + kv_stride_side, mask=kept, other=0.0).to(compute)
-            s = tl.dot(q_tile, tl.trans(k), input_precision=PRECISION) * scale
-            if CAPPED:
-                s = soft_capped(s, soft_cap, LOG2_E)
-            s = s * LOG2_E
-            if WINDOWED:
-                inside = inside & (tokens >= visible)
-            s = tl.where(inside[None, :], s, float("-inf"))
-            m_new = tl.maximum(m, tl.max(s, axis=1))
-            p = tl.exp2(s - m_new[:, None])
-            shrink = tl.exp2(m - m_new)
-            total = total * shrink + tl.sum(p, axis=1)
-            acc = acc * shrink[:, None]
-            acc = tl.dot(p.to(compute), v, acc, input_precision=PRECISION)
-            m = m_new
+    m = tl.full([GROUP_DOT], -1e30, tl.float32)  # finite, so that a tile without a visible token changes nothing
+    total = tl.zeros([GROUP_DOT], tl.float32)
+    top, sums, folded = m, total, acc
 
-        if splits == 1:
-            result = acc * (v_scale / tl.where(total > 0, total, 1.0))[:, None]  # padding has no tokens: zero
-            place = out + seq.to(tl.int64) * out_stride + heads[:, None] * DIM + d[None, :]
-            tl.store(place, result.to(out.dtype.element_ty), mask=in_group)
+    tail = start != begin  # the run begins inside a pair
+    pair, pos = first_pair, start
+    boundary = start + chunk  # where the chunk ends, unless the sequence does before
+    ids = _block_ids(table, pos, tl.where(tiles > 0, end, 0), BLOCK_SIZE, BLOCK_N)
+    q_next = _query(q, q_stride, pair, tiles > 0, KV_HEADS, GROUP, GROUP_DOT, DIM, DIM_PAD)
+    for _ in range(tiles):
+        tokens = pos + n
+        inside = tokens < end
+        at = kv + pair % KV_HEADS * kv_stride_head + ids.to(tl.int64) * kv_stride_block + (tokens % BLOCK_SIZE) * kv_stride_token
+        at = at[:, None] + d[None, :]
+        kept = inside[:, None] & in_dim[None, :]
+        k = tl.load(at, mask=kept, other=0.0).to(compute)
+        v = tl.load(at + kv_stride_side, mask=kept, other=0.0).to(compute)
+        q_tile = q_next
+
+        # Where the next tile is. Its block ids are fetched now, so that its loads of K don't wait for them; its query, likewise.
+        after = pos + BLOCK_N
+        ends = after >= end
+        next_pair = tl.where(ends, pair + 1, pair)
+        fields = seqs + next_pair // KV_HEADS * FIELDS
+        table = tables + tl.load(fields).to(tl.int64) * table_stride
+        next_end = tl.load(fields + 1)
+        next_begin = _first_token(next_end, window, WINDOWED, ALIGN)
+        next_pos = tl.where(ends, next_begin, after)
+        ids = _block_ids(table, next_pos, next_end, BLOCK_SIZE, BLOCK_N)
+        q_next = _query(q, q_stride, next_pair, next_pos < next_end, KV_HEADS, GROUP, GROUP_DOT, DIM, DIM_PAD)
+
+        shown = inside
+        if WINDOWED:
+            shown = inside & (tokens >= end - window)
+        if SWAPPED:
+            s = tl.dot(k, tl.trans(q_tile), input_precision=PRECISION) * scale
         else:
-            slot = (e * KV_HEADS + head).to(tl.int64)
-            tl.store(acc_buffer + slot * (GROUP * DIM) + g[:, None] * DIM + d[None, :], acc, mask=in_group)
-            tl.store(ml_buffer + slot * (2 * GROUP) + g, m, mask=g < GROUP)
-            tl.store(ml_buffer + slot * (2 * GROUP) + GROUP + g, total, mask=g < GROUP)
-            tl.debug_barrier()  # all threads have stored before one of them tells
-            counter = arrived + seq * KV_HEADS + head
-            before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-            if before == splits - 1:
-                tl.store(counter, 0)
-                _merge(
-                    out + seq.to(tl.int64) * out_stride + head * GROUP * DIM, acc_buffer, ml_buffer, e - split, head, splits, v_scale,
-                    KV_HEADS, GROUP, GROUP_PAD, DIM, DIM_PAD, MAX_SPLITS, MERGE,
-                )  # fmt: skip
+            s = tl.dot(q_tile, tl.trans(k), input_precision=PRECISION) * scale
+        if CAPPED:
+            s = soft_capped(s, soft_cap, LOG2_E) * LOG2_E
+        s = tl.where(shown[:, None] if SWAPPED else shown[None, :], s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, axis=0 if SWAPPED else 1))
+        p = tl.exp2(s - _per_head(m_new, SWAPPED))
+        shrink = tl.exp2(m - m_new)
+        total = total * shrink + tl.sum(p, axis=0 if SWAPPED else 1)
+        acc = acc * _per_head(shrink, SWAPPED)
+        if SWAPPED:
+            acc = tl.dot(tl.trans(v), p.to(compute), acc, input_precision=PRECISION)
+        else:
+            acc = tl.dot(p.to(compute), v, acc, input_precision=PRECISION)
+        m = m_new
+
+        if ends | (after >= boundary):
+            # Zero, but the compiler can't know: else it would keep the stores' addresses in registers all through the loop.
+            zero = tl.multiple_of(tl.minimum(pos, 0), 16)
+            if tail & (pair == first_pair):
+                slot = owner * MAX_CHUNKS + (pos - begin) // chunk
+                _put(acc_buffer, ml_buffer, slot, m, total, acc, zero, GROUP, GROUP_DOT, DIM, DIM_PAD, SWAPPED)
+            else:
+                top, sums, folded = _fold(top, sums, folded, m, total, acc, SWAPPED)
+                if ends:
+                    result = folded * _per_head(v_scale / tl.where(sums > 0, sums, 1.0), SWAPPED)  # padding has no tokens: zero
+                    there = out + (pair // KV_HEADS).to(tl.int64) * out_stride + pair % KV_HEADS * (GROUP * DIM) + zero
+                    place, in_group = _group_places(zero, GROUP, GROUP_DOT, DIM, DIM_PAD, SWAPPED)
+                    tl.store(there + place, result.to(out.dtype.element_ty), mask=in_group)
+            boundary += tl.load(seqs + pair // KV_HEADS * FIELDS + 2)
+            if ends:
+                boundary = next_begin + tl.load(seqs + next_pair // KV_HEADS * FIELDS + 2)
+                top = tl.full([GROUP_DOT], -1e30, tl.float32)
+                sums = tl.zeros([GROUP_DOT], tl.float32)
+                folded = tl.zeros_like(folded)
+            m = tl.full([GROUP_DOT], -1e30, tl.float32)
+            total = tl.zeros([GROUP_DOT], tl.float32)
+            acc = tl.zeros_like(acc)
+        pair, pos, end = next_pair, next_pos, next_end
+
+    # The run's ends may lie inside pairs: the first was begun by another program, the last will be ended by another.
+    last_begin = _first_token(end, window, WINDOWED, ALIGN)
+    opened = (pos != last_begin) & (tiles > 0)
+    same = pair == first_pair
+    if opened & ((pair != first_pair) | (start == begin)):
+        _put(acc_buffer, ml_buffer, pid * MAX_CHUNKS, top, sums, folded, 0, GROUP, GROUP_DOT, DIM, DIM_PAD, SWAPPED)
+    if tail & (tiles > 0):
+        fields = seqs + first_pair // KV_HEADS * FIELDS
+        whole_end = tl.load(fields + 1)
+        upto = tl.where(same, pos, whole_end)
+        _arrive(
+            out, out_stride, acc_buffer, ml_buffer, arrived, starts, owner, (upto - start + chunk - 1) // chunk,
+            (whole_end - begin + chunk - 1) // chunk, first_pair, begin, chunk, v_scale,
+            KV_HEADS, GROUP, GROUP_PAD, DIM, DIM_PAD, MAX_CHUNKS, FIELDS,
+        )  # fmt: skip
+    if opened & ((pair != first_pair) | (start == begin)):
+        last_chunk = tl.load(seqs + pair // KV_HEADS * FIELDS + 2)
+        _arrive(
+            out, out_stride, acc_buffer, ml_buffer, arrived, starts, pid, (pos - last_begin) // last_chunk,
+            (end - last_begin + last_chunk - 1) // last_chunk, pair, last_begin, last_chunk, v_scale,
+            KV_HEADS, GROUP, GROUP_PAD, DIM, DIM_PAD, MAX_CHUNKS, FIELDS,
+        )  # fmt: skip
 
 
 @triton.jit
-def _merge(
-    out, acc_buffer, ml_buffer, base, head, splits, v_scale,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    MAX_SPLITS: tl.constexpr, MERGE: tl.constexpr,
+def _query(q, q_stride, pair, real, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_DOT: tl.constexpr, DIM: tl.constexpr,
+           DIM_PAD: tl.constexpr):  # fmt: skip
+    """[GROUP_DOT, DIM_PAD]: the query heads of a pair, zero past them, and all zero if the pair isn't ``real``."""
+    d = tl.arange(0, DIM_PAD)[None, :]
+    g = tl.arange(0, GROUP_DOT)[:, None]
+    at = q + (pair // KV_HEADS).to(tl.int64) * q_stride + pair % KV_HEADS * (GROUP * DIM)
+    return tl.load(at + g * DIM + d, mask=(g < tl.where(real, GROUP, 0)) & (d < DIM), other=0.0)
+
+
+@triton.jit
+def _group_places(zero, GROUP: tl.constexpr, GROUP_DOT: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, SWAPPED: tl.constexpr):
+    """(offsets, mask) of an accumulator's elements in a contiguous [GROUP, DIM]."""
+    d = tl.arange(0, DIM_PAD) + zero
+    g = tl.arange(0, GROUP_DOT)
+    if SWAPPED:
+        return g[None, :] * DIM + d[:, None], (g < GROUP)[None, :] & (d < DIM)[:, None]
+    else:
+        return g[:, None] * DIM + d[None, :], (g < GROUP)[:, None] & (d < DIM)[None, :]
+
+
+@triton.jit
+def _prefetch(
+    kv, stride_block, stride_side, stride_token, table, start, end, tiles,
+    DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """Merge ``splits`` partial results, MERGE at a time, always in the same order."""
-    d = tl.arange(0, DIM_PAD)
+    """Ask for the 128-byte lines of the first tiles' K and V. L2 is where all writes meet, so nothing stale comes of it."""
+    LINE: tl.constexpr = 1024 // kv.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = (DIM + LINE - 1) // LINE
+    LINES_PAD: tl.constexpr = triton.next_power_of_2(LINES)
+    line = tl.arange(0, LINES_PAD)
+    tokens = start + tl.arange(0, BLOCK_N * PREFETCH)
+    wanted = (tokens < end) & (tokens < start + tiles * BLOCK_N)
+    ids = tl.load(table + tokens // BLOCK_SIZE, mask=wanted, other=0).to(tl.int64)
+    # What is not wanted repeats the first line.
+    at = ids * stride_block + tl.where(wanted, tokens % BLOCK_SIZE, 0) * stride_token
+    lines = kv + at[:, None] + tl.where(line < LINES, line, 0)[None, :] * LINE
+    prefetch_lines(lines.to(tl.int64), True)
+    prefetch_lines((lines + stride_side).to(tl.int64), True)
+
+
+@triton.jit
+def _put(
+    acc_buffer, ml_buffer, slot, m, total, acc, zero,
+    GROUP: tl.constexpr, GROUP_DOT: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, SWAPPED: tl.constexpr,
+):  # fmt: skip
+    """Leave a partial result in a slot."""
+    slot = slot.to(tl.int64)
+    place, in_group = _group_places(zero, GROUP, GROUP_DOT, DIM, DIM_PAD, SWAPPED)
+    tl.store(acc_buffer + slot * (GROUP * DIM) + place, acc, mask=in_group)
+    g = tl.arange(0, GROUP_DOT) + zero
+    tl.store(ml_buffer + slot * (2 * GROUP) + g, m, mask=g < GROUP)
+    tl.store(ml_buffer + slot * (2 * GROUP) + GROUP + g, total, mask=g < GROUP)
+
+
+@triton.jit
+def _arrive(
+    out, out_stride, acc_buffer, ml_buffer, arrived, starts, owner, stored, chunks, pair, begin, chunk, v_scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr, FIELDS: tl.constexpr,
+):  # fmt: skip
+    """Tell that ``stored`` of a pair's chunks are there; if they are the last, fold all.
+
+    Slot 0 holds what the owner folded: the chunks up to where the next program begins. Every other chunk has its own.
+    """
+    tl.debug_barrier()  # all threads have stored before one of them tells
+    before = tl.atomic_add(arrived + owner, stored, sem="acq_rel", scope="gpu")
+    if before == chunks - stored:
+        tl.store(arrived + owner, 0)
+        given = (tl.load(starts + (owner + 1) * FIELDS + 1) - begin) // chunk
+        d = tl.arange(0, DIM_PAD)
+        g = tl.arange(0, GROUP_PAD)
+        inner = g[:, None] * DIM + d[None, :]
+        in_group = (g < GROUP)[:, None] & (d < DIM)[None, :]
+        base = owner.to(tl.int64) * MAX_CHUNKS
+        top, sums, folded = _take(acc_buffer, ml_buffer, base, given > 0, GROUP, GROUP_PAD, DIM, DIM_PAD)
+        for i in range(given, chunks, 4):
+            # the loads first, so that they are under way together
+            m0, t0, a0 = _take(acc_buffer, ml_buffer, base + i, i < chunks, GROUP, GROUP_PAD, DIM, DIM_PAD)
+            m1, t1, a1 = _take(acc_buffer, ml_buffer, base + i + 1, i + 1 < chunks, GROUP, GROUP_PAD, DIM, DIM_PAD)
+            m2, t2, a2 = _take(acc_buffer, ml_buffer, base + i + 2, i + 2 < chunks, GROUP, GROUP_PAD, DIM, DIM_PAD)
+            m3, t3, a3 = _take(acc_buffer, ml_buffer, base + i + 3, i + 3 < chunks, GROUP, GROUP_PAD, DIM, DIM_PAD)
+            top, sums, folded = _fold(top, sums, folded, m0, t0, a0, False)
+            top, sums, folded = _fold(top, sums, folded, m1, t1, a1, False)
+            top, sums, folded = _fold(top, sums, folded, m2, t2, a2, False)
+            top, sums, folded = _fold(top, sums, folded, m3, t3, a3, False)
+        result = folded * (v_scale / tl.where(sums > 0, sums, 1.0))[:, None]
+        there = out + (pair // KV_HEADS).to(tl.int64) * out_stride + (pair % KV_HEADS) * (GROUP * DIM)
+        tl.store(there + inner, result.to(out.dtype.element_ty), mask=in_group)
+
+
+@triton.jit
+def _take(acc_buffer, ml_buffer, slot, real, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr):
+    """A slot's partial result; of one that isn't ``real``, what changes nothing when it is folded in."""
+    d = tl.arange(0, DIM_PAD)[None, :]
     g = tl.arange(0, GROUP_PAD)
-    every = tl.arange(0, MAX_SPLITS)
-    ml = ml_buffer + ((base + every) * KV_HEADS + head).to(tl.int64)[:, None] * (2 * GROUP) + g[None, :]
-    real = (every < splits)[:, None] & (g < GROUP)[None, :]
-    top = tl.max(tl.load(ml, mask=real, other=float("-inf"), cache_modifier=".cg"), axis=0)
-    top = tl.where(g < GROUP, top, 0.0)
-    total = tl.zeros([GROUP_PAD], tl.float32)
-    acc = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
-    inner = g[:, None] * DIM + d[None, :]
-    in_group = (g < GROUP)[:, None] & (d < DIM)[None, :]
-    for start in range(0, splits, MERGE):
-        split = start + tl.arange(0, MERGE)
-        slot = ((base + split) * KV_HEADS + head).to(tl.int64)
-        kept = (split < splits)[:, None] & (g < GROUP)[None, :]
-        some = ml_buffer + slot[:, None] * (2 * GROUP) + g[None, :]
-        m = tl.load(some, mask=kept, other=float("-inf"), cache_modifier=".cg")
-        sums = tl.load(some + GROUP, mask=kept, other=0.0, cache_modifier=".cg")
-        part = tl.load(
-            acc_buffer + slot[:, None, None] * (GROUP * DIM) + inner[None, :, :],
-            mask=(split < splits)[:, None, None] & in_group[None, :, :], other=0.0, cache_modifier=".cg",
-        )  # fmt: skip
-        weight = tl.exp2(m - top[None, :])
-        total += tl.sum(weight * sums, axis=0)
-        acc += tl.sum(part * weight[:, :, None], axis=0)
-    result = acc * (v_scale / tl.where(total > 0, total, 1.0))[:, None]
-    tl.store(out + inner, result.to(out.dtype.element_ty), mask=in_group)
+    group = tl.where(real, GROUP, 0)
+    ml = ml_buffer + slot * (2 * GROUP) + g
+    m = tl.load(ml, mask=g < group, other=-1e30, cache_modifier=".cg")
+    total = tl.load(ml + GROUP, mask=g < group, other=0.0, cache_modifier=".cg")
+    acc = acc_buffer + slot * (GROUP * DIM) + g[:, None] * DIM + d
+    return m, total, tl.load(acc, mask=(g < group)[:, None] & (d < DIM), other=0.0, cache_modifier=".cg")
 
 
 def decode_attention(
@@ -253,6 +381,7 @@ def decode_attention(
     v_scale: float = 1.0,
     config: DecodeConfig | None = None,
     pdl: bool = False,
+    compile_only: bool = False,
 ) -> None:
     """Row s of out [>= S, num_heads * head_dim] = attention of q's row s over the plan's sequence s. One launch.
 
@@ -260,23 +389,32 @@ def decode_attention(
     kv_cache:     [num_blocks, 2, num_kv_heads, block_size, head_dim]
     block_tables: int32 [rows, max_blocks], indexed by the plan's rows
     plan:         by ``plan_decode`` with the same window and KV heads; rows of padding (length 0) become zero
+    pdl:          launch as a programmatic dependent; the kernel before must have waited for the plan before it released this one
+    compile_only: fill Triton's cache on disk, and launch nothing
     Results depend on the sequence alone, bit for bit, never on the batch around it.
     """
     kv_heads, block_size, dim = kv_cache.shape[2:]
     group = num_heads // kv_heads
     config = config or decode_config(dim, group, kv_cache.dtype)
-    if ALIGN % config.block_n:
-        raise ValueError(f"block_n {config.block_n} does not divide {ALIGN}.")
+    if config.block_n != plan.block_n:
+        raise ValueError(f"The plan has tiles of {plan.block_n} tokens, the configuration of {config.block_n}.")
     dim_pad, group_pad = triton.next_power_of_2(dim), triton.next_power_of_2(group)
-    launch(
-        _decode_kernel, (plan.programs,),
-        (q, q.stride(0), out, out.stride(0), kv_cache, *kv_cache.stride()[:4],
-        block_tables, block_tables.stride(0), plan.units, plan.starts, workspace.acc, workspace.ml, workspace.arrived,
-        scale * k_scale, soft_cap or 0.0, v_scale),
+    # exp2 wants scores in base 2; a soft cap comes between
+    scale = scale * k_scale * (1.0 if soft_cap is not None else LOG2_E)
+    arguments = (
+        q, q.stride(0), out, out.stride(0), kv_cache, *kv_cache.stride()[:4],
+        block_tables, block_tables.stride(0), plan.seqs, plan.starts, workspace.acc, workspace.ml, workspace.arrived,
+        scale, soft_cap or 0.0, v_scale, window or 0,
+    )  # fmt: skip
+    keywords = dict(
         KV_HEADS=kv_heads, GROUP=group, GROUP_DOT=max(16, group_pad), GROUP_PAD=group_pad,
-        DIM=dim, DIM_PAD=dim_pad, BLOCK_SIZE=block_size, BLOCK_N=config.block_n,
-        WINDOWED=window is not None, CAPPED=soft_cap is not None, PROGRAMS=plan.programs, MAX_SPLITS=MAX_SPLITS,
-        MERGE=max(1, min(16, 8192 // (group_pad * dim_pad))), FIELDS=UNIT_FIELDS, LOG2_E=LOG2_E,
+        DIM=dim, DIM_PAD=dim_pad, BLOCK_SIZE=block_size, BLOCK_N=config.block_n, ALIGN=ALIGN,
+        WINDOWED=window is not None, CAPPED=soft_cap is not None, MAX_CHUNKS=plan.max_chunks,
+        SWAPPED=config.swapped, PREFETCH=config.prefetch if pdl else 0, FIELDS=FIELDS, LOG2_E=LOG2_E,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
         num_warps=config.num_warps, num_stages=config.num_stages, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
+    if compile_only:
+        _decode_kernel.warmup(*arguments, grid=(plan.programs,), **keywords)
+    else:
+        launch(_decode_kernel, (plan.programs,), arguments, **keywords)

@@ -96,7 +96,7 @@ def make_backend(name: str) -> Any:
     from octavo.attention.triton import TritonAttention
 
     if name == "triton":
-        return TritonAttention(workspace_bytes=1 << 20) if INTERPRETED else TritonAttention()
+        return TritonAttention()
     from octavo.attention.flash_attention import FlashAttention, available
 
     if not available():

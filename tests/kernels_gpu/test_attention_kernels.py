@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,19 +15,23 @@ DTYPES = [torch.float32] if INTERPRETED else [torch.bfloat16, torch.float16, tor
 
 
 def run_decode(
-    batch: Batch, q: torch.Tensor, heads: int, *, capacity: int = 256, programs: int = 7, min_split: int = 128, **options
-) -> torch.Tensor:
+    batch: Batch, q: torch.Tensor, heads: int, *, programs: int = 7, min_chunk: int = 128, min_tiles: int = 1, seam: int = 0,
+    config: Any = None, **options: Any,
+) -> torch.Tensor:  # fmt: skip
+    """As a backend does it; few tiles a program and cheap seams, so that there are many cuts."""
     from octavo.kernels import attention_plan, decode_attention
 
     kv_heads, dim = batch.cache.shape[2], batch.cache.shape[4]
     seqs = len(batch.seq_lens)
-    plan = attention_plan.make_decode_plan(max(capacity, seqs), programs, DEVICE)
-    workspace = decode_attention.make_decode_workspace(max(capacity, seqs), seqs, heads, kv_heads, dim, DEVICE)
+    config = config or decode_attention.decode_config(dim, heads // kv_heads, batch.cache.dtype)
+    plan = attention_plan.make_decode_plan(seqs, programs, DEVICE, block_n=config.block_n, min_chunk=min_chunk, max_chunks=16)
+    workspace = decode_attention.make_decode_workspace(plan, heads, kv_heads, dim)
     attention_plan.plan_decode(
-        plan, batch.seq_lens, seqs, kv_heads, window=options.get("window"), row_index=batch.row_index, min_split=min_split
-    )
+        plan, batch.seq_lens, seqs, kv_heads,
+        window=options.get("window"), row_index=batch.row_index, min_tiles=min_tiles, seam=seam,
+    )  # fmt: skip
     out = torch.full((seqs, heads * dim), float("nan"), dtype=q.dtype, device=DEVICE)
-    decode_attention.decode_attention(q, batch.cache, batch.tables, plan, workspace, out, num_heads=heads, **options)
+    decode_attention.decode_attention(q, batch.cache, batch.tables, plan, workspace, out, num_heads=heads, config=config, **options)
     assert not workspace.arrived.any()  # left ready for the next layer
     return out
 
@@ -92,45 +98,60 @@ def test_decode_has_the_same_bits_in_every_batch() -> None:
         assert torch.equal(together[s : s + 1], run_decode(alone, q[s : s + 1], heads, programs=9, scale=0.3))
 
 
-def test_decode_plan_gives_every_unit_once_and_evenly() -> None:
+def test_decode_plan_gives_every_tile_once_and_evenly() -> None:
     from octavo.kernels import attention_plan
 
     rng = torch.Generator().manual_seed(3)
-    for trial in range(3 if SMALL else 30):
+    heads, programs, block_n = 4, 24, 64
+    for trial in range(4 if SMALL else 30):
         seqs = int(torch.randint(1, 20 if SMALL else 40, (1,), generator=rng))
         lengths = torch.randint(0, 4000, (seqs,), generator=rng, dtype=torch.int32)
         if trial % 2:
             lengths[0] = 60000
         window = 700 if trial % 3 == 2 else None
-        plan = attention_plan.make_decode_plan(600, 24, DEVICE)
-        attention_plan.plan_decode(plan, lengths.to(DEVICE), seqs, 4, window=window)
-        starts, units = plan.starts.tolist(), plan.units.tolist()
-        total = starts[-1]
-        assert starts[0] == 0
-        assert starts[24] == 4 * total <= 4 * 600
-        assert sorted(starts[:25]) == starts[:25]
-        position = {s: max(0, n - window) // 128 * 128 if window else 0 for s, n in enumerate(lengths.tolist())}
-        seen = []
-        for seq, row, begin, end, visible, split, splits, _ in units[:total]:
-            n = int(lengths[seq])
-            assert (row, visible) == (seq, max(0, n - window) if window else 0)
-            assert begin == position[seq] and begin % 128 == 0 and begin <= end <= n
-            position[seq] = end
-            seen.append((seq, split))
-            assert (split == splits - 1) == (end == n)
-        assert position == dict(enumerate(lengths.tolist()))
-        assert seen == sorted(set(seen))
-        weight = [64 + u[3] - u[2] for u in units[:total]] * 4
-        loads = [sum(weight[a:b]) for a, b in zip(starts[:24], starts[1:25], strict=True)]
-        assert max(loads) <= sum(weight) / 24 + 2 * max(weight)
+        seam = 10**6 if trial == 3 else 0  # then nothing is cut
+        plan = attention_plan.make_decode_plan(seqs + 3, programs, DEVICE, block_n=block_n, min_chunk=256, max_chunks=32)
+        plan.seqs.fill_(77)
+        attention_plan.plan_decode(plan, lengths.to(DEVICE), seqs, heads, window=window, min_tiles=1, seam=seam)
+        rows, found_lengths, chunks, _ = plan.seqs[: seqs + 1].T.tolist()
+        assert (rows[:seqs], found_lengths) == (list(range(seqs)), [*lengths.tolist(), 0])
+        begins = [max(0, n - window) // 128 * 128 if window else 0 for n in lengths.tolist()]
+        assert all(c % 128 == 0 and -(-(n - b) // c) <= 32 for c, n, b in zip(chunks, lengths.tolist(), begins, strict=False))
+        tiles = [max(1, -(-(n - b) // block_n)) for n, b in zip(lengths.tolist(), begins, strict=True)]
+        where = [(pair, t) for pair in range(seqs * heads) for t in range(tiles[pair // heads])]
+        at, loads, owner = 0, [], {}
+        for p, (pair, token, count, owns) in enumerate(plan.starts.tolist()):
+            loads.append(count)
+            if count:
+                begin = begins[pair // heads]
+                first, tile = where[at]
+                assert (pair, token) == (first, begin + tile * block_n)
+                assert (token - begin) % chunks[pair // heads] == 0
+                if token != begin:
+                    assert owns == owner[pair] < p and not seam
+                for started, tile in where[at : at + count]:
+                    if tile == 0:
+                        owner[started] = p
+            at += count
+        assert at == len(where)
+        uneven = max(tiles) * -(-seqs * heads // programs) if seam else len(where) / programs + 1 + max(chunks[:seqs]) // block_n
+        assert max(loads) <= uneven
 
 
-def test_decode_splits_are_coarser_when_the_workspace_is_small() -> None:
-    lengths = [1500 if SMALL else 3000] * 4
-    batch = make_batch(lengths, [1] * 4, 2, 16, 16, torch.float32)
-    q = torch.randn(4, 64, device=DEVICE)
-    ours = run_decode(batch, q, 4, capacity=10, scale=0.25)
-    torch.testing.assert_close(ours, reference(batch, q, 4, scale=0.25), **rounding(torch.float32))
+def test_decode_cuts_only_where_it_pays() -> None:
+    from octavo.kernels import attention_plan
+
+    def loads(lengths: list[int], heads: int, programs: int) -> list[tuple[int, int]]:
+        plan = attention_plan.make_decode_plan(len(lengths), programs, DEVICE, block_n=64, min_chunk=256, max_chunks=32)
+        attention_plan.plan_decode(plan, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), len(lengths), heads)
+        return [(token, count) for _, token, count, _ in plan.starts.tolist()]
+
+    even = loads([1024] * 32, 8, 264)
+    assert [count for _, count in even if count] == [16] * 256
+    alone = loads([1024], 8, 264)
+    assert [count for _, count in alone if count] == [4] * 32
+    uneven = loads([100] * 8 + [8192], 8, 264)
+    assert max(count for _, count in uneven) < 16
 
 
 def run_extend(batch: Batch, q: torch.Tensor, heads: int, first_seq: int = 0, **options) -> torch.Tensor:

@@ -1,0 +1,74 @@
+"""How decode attention is launched: what ``scripts/gpu/tune_attention.py`` measured, or a rule for shapes nobody measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+CONFIG_FILE = Path(__file__).with_name("decode_attention_configs.json")
+BATCHES = (8, 32, 128)  # sequences: up to each of them, and more than the last, may be launched differently
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """How a decode runs. The last bits of a result depend on the first four, which therefore don't change with the batch.
+
+    block_n: tokens a tile, a divisor of ALIGN. min_chunk: tokens, at least, that are summed before they are folded.
+    swapped: tokens are the rows of the matrix products and heads the columns, not the other way round.
+    programs_per_sm: how many fit one multiprocessor beside each other.
+    prefetch: tiles that are asked into L2 before the kernel before has ended; a power of two, or 0.
+    """
+
+    block_n: int = 64
+    num_warps: int = 4
+    min_chunk: int = 256
+    swapped: bool = False
+    num_stages: int = 3
+    programs_per_sm: int = 2
+    prefetch: int = 2
+
+
+def decode_config(head_dim: int, group: int, dtype: torch.dtype, batch: int = 256) -> DecodeConfig:
+    """The launch parameters for a head size, query heads per KV head, cache type and number of sequences."""
+    name = str(dtype).removeprefix("torch.")
+    found = load_table().get((head_dim, group, name))
+    return found[batch_class(batch)] if found else heuristic(head_dim, group, dtype)
+
+
+def batch_class(batch: int) -> int:
+    """The index into BATCHES of the first that is not smaller; len(BATCHES) past them all."""
+    return sum(batch > b for b in BATCHES)
+
+
+def heuristic(head_dim: int, group: int, dtype: torch.dtype) -> DecodeConfig:
+    padded = 1 << (head_dim - 1).bit_length()
+    wide = padded * dtype.itemsize  # bytes of a token's K
+    if dtype.itemsize == 4:
+        return DecodeConfig(block_n=32, num_stages=3 if wide <= 512 else 2)
+    if dtype.itemsize == 1:  # the conversion takes registers
+        return DecodeConfig(num_stages=3 if wide <= 128 else 2)
+    if padded < 64:
+        return DecodeConfig(block_n=128)
+    if wide <= 256:
+        return DecodeConfig(swapped=True, num_stages=3 if wide > 128 else 5)
+    return DecodeConfig(swapped=True, num_stages=3, programs_per_sm=1)
+
+
+@cache
+def load_table(path: Path = CONFIG_FILE) -> dict[tuple[int, int, str], list[DecodeConfig]]:
+    """(head_dim, group, cache type) -> one configuration per class of batch."""
+    if not path.is_file():
+        return {}
+    table = {}
+    for entry in json.loads(path.read_text(encoding="utf-8"))["entries"]:
+        fixed = {name: entry[name] for name in ("block_n", "num_warps", "min_chunk", "swapped")}
+        configs = [
+            DecodeConfig(**fixed, **{name: one[name] for name in ("num_stages", "programs_per_sm", "prefetch")}) for one in entry["batches"]
+        ]
+        if len(configs) == len(BATCHES) + 1:
+            table[entry["head_dim"], entry["group"], entry["dtype"]] = configs
+    return table

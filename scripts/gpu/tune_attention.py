@@ -1,0 +1,390 @@
+"""Measures configurations of decode attention as a decode step meets it: KV write and attention of several layers in one CUDA
+graph, with dependent launches and a cold L2. Prints a table against the memory's bandwidth and FlashAttention 3, and writes the
+winners to octavo/kernels/decode_attention_configs.json.
+
+    python scripts/gpu/tune_attention.py [--seconds 150] [--out FILE] [--shapes 16/8x128 ...] [--table-only]
+
+What a configuration may depend on is the head shape and the number of sequences, as contexts vary while a graph stays; and the
+first four fields of DecodeConfig on the head shape alone, so that a sequence's result does not depend on its batch.
+Compilation runs ahead in worker processes. A run cut short leaves what it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch  # noqa: E402
+
+from octavo.attention.bench import graph_time  # noqa: E402
+from octavo.kernels import decode_config as table_module  # noqa: E402
+from octavo.kernels.attention_plan import make_decode_plan, plan_decode  # noqa: E402
+from octavo.kernels.decode_attention import attention_reference, decode_attention, make_decode_workspace, max_chunks  # noqa: E402
+from octavo.kernels.decode_config import BATCHES, DecodeConfig, batch_class, decode_config, heuristic  # noqa: E402
+from octavo.kernels.flash_attention_3 import available, decode_schedule, flash_attention_3  # noqa: E402
+from octavo.kernels.write_kv import write_kv  # noqa: E402
+
+BANDWIDTH = 4.3e12
+BLOCK_SIZE = 16
+DEVICE = "cuda"
+POOL_BYTES = 36 << 30
+SHAPES = {"16/8x128": (16, 8, 128), "32/8x128": (32, 8, 128), "32/8x64": (32, 8, 64), "9/3x64": (9, 3, 64)}
+BATCH_SIZES = (1, 8, 32, 64, 128, 256, 512, 1024)
+CONTEXTS = (128, 310, 600, 1024, 2048, 8192, "mixed")
+TUNED = (  # (batch, context, weight) that decide, the most telling first
+    (256, 310, 3), (32, 310, 2), (1, 310, 1), (256, 1024, 2), (32, 1024, 2), (64, 600, 1), (8, 1024, 1), (256, "mixed", 2),
+    (64, 2048, 1), (128, 600, 1), (1024, 310, 1), (1, 2048, 1), (8, 310, 1), (512, "mixed", 1),
+)  # fmt: skip
+FIXED = ("block_n", "num_warps", "min_chunk", "swapped")
+SHARED = 227 << 10  # bytes of a Hopper multiprocessor
+MULTIPROCESSORS = 132
+
+Context = int | str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What is compiled; the other fields of DecodeConfig are numbers at launch."""
+
+    block_n: int
+    num_warps: int
+    swapped: bool
+    num_stages: int
+    most: int  # programs beside each other that its registers allow
+
+    def config(self, programs_per_sm: int, prefetch: int = 2, min_chunk: int = 256) -> DecodeConfig:
+        return DecodeConfig(self.block_n, self.num_warps, min_chunk, self.swapped, self.num_stages, programs_per_sm, prefetch)
+
+    def shared(self, dim: int) -> int:
+        buffers = self.num_stages if self.swapped else self.num_stages - 1
+        return buffers * 2 * self.block_n * dim * 2 + 9 * 1024
+
+    def fits(self, dim: int) -> list[int]:
+        fit = min(self.most, SHARED // self.shared(dim))
+        return [f for f in (fit, fit - 1) if f >= 1]
+
+
+def kernels(dim: int) -> list[Kernel]:
+    found = [
+        Kernel(64, 4, True, 3, 2), Kernel(64, 4, True, 2, 2), Kernel(32, 4, False, 4, 3), Kernel(128, 8, True, 2, 1),
+        Kernel(64, 4, False, 3, 2), Kernel(64, 8, False, 3, 1), Kernel(32, 4, False, 3, 3), Kernel(64, 4, True, 6, 2),
+        Kernel(128, 8, True, 3, 1), Kernel(64, 4, False, 4, 2), Kernel(32, 4, False, 5, 2), Kernel(128, 4, True, 2, 2),
+    ]  # fmt: skip
+    if dim == 64:
+        found = [Kernel(64, 4, True, 5, 3), Kernel(64, 4, True, 3, 4), Kernel(128, 4, True, 3, 2), Kernel(128, 4, True, 2, 2),
+                 Kernel(128, 8, True, 3, 2), Kernel(64, 4, False, 4, 3), Kernel(128, 8, False, 3, 2)]  # fmt: skip
+    return [k for k in found if k.fits(dim)]
+
+
+def lengths_of(batch: int, context: Context) -> list[int]:
+    if context == "mixed":
+        return torch.randint(100, 2049, (batch,), generator=torch.Generator().manual_seed(batch)).tolist()
+    assert isinstance(context, int)
+    return [context] * batch
+
+
+class Pool:
+    """One large KV cache whose blocks all cases share, seen in the shape of whichever heads are measured."""
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(POOL_BYTES // 2, dtype=torch.bfloat16, device=DEVICE)
+        for part in self.memory.split(1 << 28):
+            part.normal_()
+
+    def cache(self, kv_heads: int, dim: int) -> torch.Tensor:
+        size = 2 * kv_heads * BLOCK_SIZE * dim
+        return self.memory[: len(self.memory) // size * size].view(-1, 2, kv_heads, BLOCK_SIZE, dim)
+
+
+class Case:
+    """``layers`` copies of one step: batch sequences, each copy in blocks of its own."""
+
+    def __init__(self, pool: Pool, shape: tuple[int, int, int], batch: int, context: Context) -> None:
+        self.heads, self.kv_heads, self.dim = shape
+        self.cache = pool.cache(self.kv_heads, self.dim)
+        self.lengths = lengths_of(batch, context)
+        self.bytes = sum(self.lengths) * self.kv_heads * self.dim * 4
+        needed = [-(-n // BLOCK_SIZE) for n in self.lengths]
+        room = self.cache.shape[0] // sum(needed)
+        if room < 1:
+            raise ValueError("too large for the pool")
+        self.layers = max(1, min(room, 96, max(4, math.ceil(200e6 / self.bytes))))
+        order = torch.randperm(sum(needed) * self.layers, device=DEVICE, dtype=torch.int64).int()
+        self.tables, self.slots, at = [], [], 0
+        lengths = torch.tensor(self.lengths, device=DEVICE)
+        starts = torch.tensor([0, *needed[:-1]], device=DEVICE).cumsum(0)
+        column = torch.arange(max(needed), device=DEVICE)
+        for _ in range(self.layers):
+            spread = (at + starts[:, None] + column[None, :]).clamp(max=len(order) - 1)
+            table = order[spread].contiguous()
+            last = table[torch.arange(batch, device=DEVICE), (lengths - 1) // BLOCK_SIZE].long()
+            self.tables.append(table)
+            self.slots.append(last * BLOCK_SIZE + (lengths - 1) % BLOCK_SIZE)
+            at += sum(needed)
+        self.seq_lens = lengths.int()
+        self.positions = lengths - 1
+        self.qkv = torch.randn(batch, (self.heads + 2 * self.kv_heads) * self.dim, device=DEVICE).bfloat16()
+        self.norm = torch.ones(self.dim, device=DEVICE, dtype=torch.bfloat16)
+        self.rope = torch.randn(8193, self.dim, device=DEVICE)
+        self.out = torch.empty(batch, self.heads * self.dim, device=DEVICE, dtype=torch.bfloat16)
+
+    def write(self, layer: int) -> None:
+        write_kv(
+            self.qkv, self.cache, self.positions, self.slots[layer], self.heads, self.kv_heads, self.rope, False, self.norm, self.norm,
+            pdl=True,
+        )  # fmt: skip
+
+    def ours(self, config: DecodeConfig, planned: bool = True) -> Callable[[int], None]:
+        plan = make_decode_plan(
+            len(self.lengths), MULTIPROCESSORS * config.programs_per_sm, torch.device(DEVICE),
+            block_n=config.block_n, min_chunk=config.min_chunk, max_chunks=max_chunks(self.kv_heads, MULTIPROCESSORS),
+        )  # fmt: skip
+        if planned:
+            plan_decode(plan, self.seq_lens, len(self.lengths), self.kv_heads)
+        workspace = make_decode_workspace(plan, self.heads, self.kv_heads, self.dim)
+
+        def run(layer: int, compile_only: bool = False) -> None:
+            decode_attention(
+                self.qkv, self.cache, self.tables[layer], plan, workspace, self.out,
+                num_heads=self.heads, scale=self.dim**-0.5, config=config, pdl=True, compile_only=compile_only,
+            )  # fmt: skip
+
+        return run
+
+    def fa3(self) -> Callable[[int], None]:
+        schedule = decode_schedule(self.seq_lens, self.cache, self.tables[0], self.heads)
+
+        def run(layer: int) -> None:
+            flash_attention_3(
+                self.qkv, self.cache, self.tables[layer], self.seq_lens, self.out,
+                num_heads=self.heads, scale=self.dim**-0.5, schedule=schedule,
+            )  # fmt: skip
+
+        return run
+
+    def error(self, run: Callable[[int], None]) -> float:
+        """Largest difference from the reference, of a few sequences, over the largest value; NaN where anything is not finite."""
+        self.out.fill_(float("nan"))
+        run(0)
+        q, out = (x[:, : self.heads * self.dim].unflatten(1, (self.heads, -1)) for x in (self.qkv, self.out))
+        worst = 0.0
+        for s in {0, len(self.lengths) // 2, len(self.lengths) - 1}:
+            theirs = attention_reference(q[s : s + 1], self.cache, self.tables[0][s], self.lengths[s], self.dim**-0.5)
+            worst = max(worst, float((out[s : s + 1].float() - theirs).abs().max() / theirs.abs().max()))
+        return worst if bool(self.out.isfinite().all()) else float("nan")
+
+    def time(self, run: Callable[[int], None], write: bool) -> float:
+        """Seconds a layer."""
+        calls: list[Callable[[], None]] = []
+        for layer in range(self.layers):
+            if write:
+                calls.append(lambda i=layer: self.write(i))
+            calls.append(lambda i=layer: run(i))
+        return graph_time(calls, seconds=0.012) * (2 if write else 1)
+
+
+def compile_kernel(shape: tuple[int, int, int], config: DecodeConfig) -> str:
+    """In a worker: compile into the disk cache."""
+    try:
+        pool = Pool.__new__(Pool)
+        pool.memory = torch.zeros(1 << 23, dtype=torch.bfloat16, device=DEVICE)
+        Case(pool, shape, 8, 128).ours(config, planned=False)(0, compile_only=True)  # type: ignore[call-arg]
+    except Exception as error:  # noqa: BLE001 - the parent meets it again
+        return f"{config}: {type(error).__name__}: {str(error)[:200]}"
+    return ""
+
+
+def first_configs(dim: int) -> list[DecodeConfig]:
+    return [k.config(fit) for k in kernels(dim) for fit in k.fits(dim)]
+
+
+class Tuner:
+    def __init__(self, shape: tuple[int, int, int], pool: Pool, deadline: float) -> None:
+        self.shape, self.pool, self.deadline = shape, pool, deadline
+        self.cases: dict[tuple[int, Context], Case | None] = {}
+        self.times: dict[tuple[int, Context], dict[DecodeConfig, float]] = defaultdict(dict)
+        self.broken: set[tuple[Any, ...]] = set()
+
+    def case(self, batch: int, context: Context) -> Case | None:
+        key = (batch, context)
+        if key not in self.cases:
+            try:
+                self.cases[key] = Case(self.pool, self.shape, batch, context)
+            except ValueError:
+                self.cases[key] = None
+        return self.cases[key]
+
+    def measure(self, config: DecodeConfig, batch: int, context: Context) -> None:
+        kernel = (config.block_n, config.num_warps, config.swapped, config.num_stages)
+        case = self.case(batch, context)
+        if case is None or kernel in self.broken or config in self.times[batch, context] or time.monotonic() > self.deadline:
+            return
+        try:
+            run = case.ours(config)
+            error = case.error(run)
+            if not error < 2e-2:
+                raise RuntimeError(f"wrong result at {batch} x {context}: error {error:.1e}")
+            self.times[batch, context][config] = case.time(run, write=True)
+        except Exception as problem:  # noqa: BLE001 - too large for the device, or wrong: not a candidate then
+            self.broken.add(kernel)
+            print(f"  dropped {config}: {type(problem).__name__}: {str(problem)[:200]}", flush=True)
+
+    def score(self, config: DecodeConfig, batches: int | None = None) -> float:
+        """Weighted mean of log(time / best time), over the tuned cases of a class of batch, or of all. Infinite without all of them."""
+        total, weights = 0.0, 0.0
+        for batch, context, weight in TUNED:
+            times = self.times.get((batch, context))
+            if not times or (batches is not None and batch_class(batch) != batches):
+                continue
+            if config not in times:
+                return float("inf")
+            total += weight * math.log(times[config] / min(times.values()))
+            weights += weight
+        return total / weights if weights else 0.0
+
+    def tune(self) -> dict[str, Any]:
+        configs = first_configs(self.shape[2])
+        for batch, context, _ in TUNED:
+            for config in configs:
+                self.measure(config, batch, context)
+            best = sorted(self.times[batch, context].items(), key=lambda item: item[1])[:4]
+            text = ", ".join(f"{label(c)} {t * 1e6:.1f}" for c, t in best)
+            print(f"  {batch} x {context}: {text}", flush=True)
+        # the fields that must not vary: whichever leave the best choices in all classes
+        groups: dict[tuple[Any, ...], list[DecodeConfig]] = defaultdict(list)
+        for config in configs:
+            if self.times[TUNED[0][:2]] and self.score(config) < float("inf"):
+                groups[tuple(getattr(config, name) for name in FIXED)].append(config)
+        if not groups:
+            raise RuntimeError("no configuration was measured everywhere")
+        classes = range(len(BATCHES) + 1)
+        chosen = min(groups.values(), key=lambda group: sum(min(self.score(c, k) for c in group) for k in classes))
+        picks = [min(chosen, key=lambda c, k=k: self.score(c, k)) for k in classes]
+        picks = self.refine(picks, "prefetch", (0, 4))
+        picks = self.refine_chunk(picks)
+        heads, kv_heads, dim = self.shape
+        entry: dict[str, Any] = {"head_dim": dim, "group": heads // kv_heads, "dtype": "bfloat16"}
+        entry |= {name: getattr(picks[0], name) for name in FIXED}
+        entry["batches"] = [{name: value for name, value in asdict(p).items() if name not in FIXED} for p in picks]
+        return entry
+
+    def refine(self, picks: list[DecodeConfig], name: str, values: tuple[int, ...]) -> list[DecodeConfig]:
+        """Try other values of a field that may differ between classes."""
+        better = []
+        for k, pick in enumerate(picks):
+            options = [pick, *(replace(pick, **{name: value}) for value in values)]
+            for batch, context, _ in TUNED:
+                if batch_class(batch) == k:
+                    for option in options:
+                        self.measure(option, batch, context)
+            better.append(min(options, key=lambda c, k=k: self.score(c, k)))
+        return better
+
+    def refine_chunk(self, picks: list[DecodeConfig]) -> list[DecodeConfig]:
+        """Other chunk sizes, for all classes alike."""
+        options = [picks, *([replace(p, min_chunk=chunk) for p in picks] for chunk in (128, 512))]
+        for option in options:
+            for batch, context, _ in TUNED:
+                self.measure(option[batch_class(batch)], batch, context)
+        return min(options, key=lambda option: sum(self.score(c, k) for k, c in enumerate(option)))
+
+
+def label(c: DecodeConfig) -> str:
+    return f"n{c.block_n}w{c.num_warps}{'T' if c.swapped else ''}s{c.num_stages}x{c.programs_per_sm}p{c.prefetch}c{c.min_chunk}"
+
+
+def save(path: Path, entries: list[dict[str, Any]]) -> None:
+    old = json.loads(path.read_text(encoding="utf-8"))["entries"] if path.is_file() else []
+    merged = {(e["head_dim"], e["group"], e["dtype"]): e for e in [*old, *entries]}
+    lines = ",\n".join(json.dumps(merged[key]) for key in sorted(merged))
+    about = f'"device": {json.dumps(torch.cuda.get_device_name())}, "torch": {json.dumps(torch.__version__)}'
+    path.write_text(f'{{{about}, "entries": [\n{lines}\n]}}\n', encoding="utf-8")
+    table_module.load_table.cache_clear()
+
+
+def print_table(name: str, tuner: Tuner, deadline: float) -> None:
+    """Every batch and context with the chosen configuration: alone, behind the KV write, and FlashAttention 3 likewise."""
+    heads, kv_heads, dim = tuner.shape
+    print(f"{name}: us a layer alone and behind the KV write (of 4.3 TB/s); FlashAttention 3", flush=True)
+    for batch in BATCH_SIZES:
+        config = decode_config(dim, heads // kv_heads, torch.bfloat16, batch)
+        for context in CONTEXTS:
+            case = tuner.case(batch, context)
+            if case is None or time.monotonic() > deadline:
+                continue
+            columns = []
+            runs: list[Callable[[int], None]] = [case.ours(config)]
+            if available():
+                runs.append(case.fa3())
+            for run in runs:
+                for write in (False, True):
+                    taken = case.time(run, write)
+                    columns.append(f"{taken * 1e6:8.1f} {case.bytes / taken / BANDWIDTH:4.0%}")
+            print(f"{name:9} {batch:5} x {context!s:5} floor {case.bytes / BANDWIDTH * 1e6:7.1f} | {' | '.join(columns)}", flush=True)
+            tuner.cases[batch, context] = None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=150, help="time limit for everything")
+    parser.add_argument("--out", type=Path, default=table_module.CONFIG_FILE)
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1))
+    parser.add_argument("--table-only", action="store_true", help="only print what the present configurations reach")
+    args = parser.parse_args()
+    begun = time.monotonic()
+    if not torch.cuda.is_available():
+        print("tune_attention needs a CUDA GPU.")
+        return 1
+    global MULTIPROCESSORS
+    MULTIPROCESSORS = torch.cuda.get_device_properties(0).multi_processor_count
+    share = args.seconds / len(args.shapes)
+    with multiprocessing.get_context("spawn").Pool(args.workers) as workers:
+        if not args.table_only:
+            jobs = [(SHAPES[s], k.config(1, prefetch)) for prefetch in (2, 0, 4) for s in args.shapes for k in kernels(SHAPES[s][2])]
+            compiling = {job: workers.apply_async(compile_kernel, job) for job in jobs}
+        pool = Pool()
+        entries: list[dict[str, Any]] = []
+        tuners = []
+        for i, name in enumerate(args.shapes):
+            until = begun + share * (i + 0.7)
+            tuner = Tuner(SHAPES[name], pool, until)
+            tuners.append((name, tuner))
+            if args.table_only:
+                continue
+            for (shape, config), ready in compiling.items():
+                if shape == SHAPES[name] and config.prefetch == 2:
+                    ready.wait(max(0.0, until - time.monotonic()))
+                    if ready.ready() and ready.get():
+                        print(f"  {ready.get()}", flush=True)
+            print(f"{name}: compiled at {time.monotonic() - begun:.0f} s", flush=True)
+            try:
+                entries.append(tuner.tune())
+                print(f"  {json.dumps(entries[-1])}", flush=True)
+                save(args.out, entries)
+            except RuntimeError as problem:
+                print(f"  {name}: {problem}; heuristic: {heuristic(SHAPES[name][2], 2, torch.bfloat16)}", flush=True)
+            print_table(name, tuner, begun + share * (i + 1))
+            tuner.cases.clear()
+        if args.table_only:
+            for i, (name, tuner) in enumerate(tuners):
+                print_table(name, tuner, begun + share * (i + 1))
+        workers.terminate()
+    print(f"{time.monotonic() - begun:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
