@@ -12,12 +12,14 @@ from starlette.types import Scope
 
 from octavo.errors import RequestError
 from octavo.server.limits import decode
-from octavo.server.pooling import PoolingEndpoint, PoolingUsage, split_inputs
-from octavo.server.schemas_pooling import EmbeddingsRequest, embeddings_decoder
+from octavo.server.openapi import documented
+from octavo.server.pooling import PoolingEndpoint, split_inputs
+from octavo.server.schemas_pooling import EmbeddingEntry, Embeddings, EmbeddingsRequest, PoolingUsage, embeddings_decoder
 
 FORMATS = ("float", "base64")
 
 
+@documented("POST", "/v1/embeddings", summary="Vectors of texts.", request=EmbeddingsRequest, response=Embeddings)
 class EmbeddingsEndpoint(PoolingEndpoint):
     id_prefix = "embd-"
 
@@ -45,16 +47,8 @@ class EmbeddingsEndpoint(PoolingEndpoint):
 def write_answer(response_id: str, model: str, vectors: list[bytes], encoding: str, usage: PoolingUsage) -> bytes:
     """The JSON answer. ``vectors``: float32, little-endian; base64 is of these bytes."""
     written = [b64encode(v).decode() if encoding == "base64" else floats(v) for v in vectors]
-    return msgspec.json.encode(
-        {
-            "id": response_id,
-            "object": "list",
-            "created": int(time.time()),
-            "model": model,
-            "data": [{"index": i, "object": "embedding", "embedding": v} for i, v in enumerate(written)],
-            "usage": usage,
-        }
-    )
+    data = [EmbeddingEntry(i, "embedding", v) for i, v in enumerate(written)]
+    return msgspec.json.encode(Embeddings(response_id, "list", int(time.time()), model, data, usage))
 
 
 def floats(vector: bytes) -> list[float]:

@@ -9,7 +9,6 @@ import time
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
@@ -23,7 +22,7 @@ from octavo.frontend.pooling import (
     truncate_beginning,
 )
 from octavo.server.generation import EventStream, GenerationEndpoint
-from octavo.server.schemas_pooling import PoolingRequest
+from octavo.server.schemas_pooling import PoolingRequest, PoolingUsage
 from octavo.types import PoolingParams
 
 T = TypeVar("T")
@@ -37,16 +36,6 @@ class Input:
 
     name: str
     content: str | list[int]
-
-
-class PoolingUsage(msgspec.Struct):
-    prompt_tokens: int
-    total_tokens: int
-
-    @property
-    def completion_tokens(self) -> int:
-        """For the log line; not sent."""
-        return 0
 
 
 def split_inputs(value: str | list[Any], name: str) -> list[Input]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import msgspec
 from starlette.types import Scope
@@ -12,8 +11,19 @@ from octavo.errors import RequestError
 from octavo.frontend.pooling import cosine_pairs
 from octavo.server.context import ServerContext
 from octavo.server.limits import decode
+from octavo.server.openapi import document
 from octavo.server.pooling import Input, PoolingEndpoint, check_count, split_inputs
-from octavo.server.schemas_pooling import RerankRequest, ScoreRequest, rerank_decoder, score_decoder
+from octavo.server.schemas_pooling import (
+    Document,
+    Ranked,
+    Ranking,
+    RerankRequest,
+    ScoreEntry,
+    ScoreRequest,
+    Scores,
+    rerank_decoder,
+    score_decoder,
+)
 
 
 class RerankEndpoint(PoolingEndpoint):
@@ -48,14 +58,9 @@ class RerankEndpoint(PoolingEndpoint):
         scores = await self.context.off_loop(sum(map(len, vectors)) // 64, cosine_pairs, vectors[:1], vectors[1:])
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[: request.top_n]
         wanted = not self.cohere if request.return_documents is None else request.return_documents
-        results: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in order]
-        if wanted:
-            for result in results:
-                result["document"] = {"text": documents[result["index"]]}
-        answer: dict[str, Any] = {"id": self.response_id(request, scope), "model": model, "results": results, "usage": usage}
-        if self.cohere:
-            answer["meta"] = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
-        return msgspec.json.encode(answer)
+        results = [Ranked(i, scores[i], Document(documents[i]) if wanted else None) for i in order]
+        meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}} if self.cohere else None
+        return msgspec.json.encode(Ranking(self.response_id(request, scope), model, results, usage, meta))
 
 
 class ScoreEndpoint(PoolingEndpoint):
@@ -77,13 +82,11 @@ class ScoreEndpoint(PoolingEndpoint):
         vectors, usage = await self.run(token_ids, params, request, scope, start)
         size = sum(map(len, vectors)) // 64
         scores = await self.context.off_loop(size, cosine_pairs, vectors[: len(first)], vectors[len(first) :])
-        return msgspec.json.encode(
-            {
-                "id": self.response_id(request, scope),
-                "object": "list",
-                "created": int(time.time()),
-                "model": model,
-                "data": [{"index": i, "object": "score", "score": s} for i, s in enumerate(scores)],
-                "usage": usage,
-            }
-        )
+        data = [ScoreEntry(i, "score", s) for i, s in enumerate(scores)]
+        return msgspec.json.encode(Scores(self.response_id(request, scope), "list", int(time.time()), model, data, usage))
+
+
+for _path in ("/v1/rerank", "/rerank", "/v2/rerank"):
+    document("POST", _path, summary="Documents sorted by similarity to a query.", request=RerankRequest, response=Ranking)
+for _path in ("/v1/score", "/score"):
+    document("POST", _path, summary="Similarity of pairs of texts.", request=ScoreRequest, response=Scores)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -46,6 +46,68 @@ class ScoreRequest(PoolingRequest, kw_only=True, forbid_unknown_fields=True):
 
     text_1: str | list[str | int | list[int]]
     text_2: str | list[str | int | list[int]]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what is answered
+
+
+class PoolingUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+    @property
+    def completion_tokens(self) -> int:
+        """For the log line; not sent."""
+        return 0
+
+
+class EmbeddingEntry(msgspec.Struct):
+    """``embedding``: numbers, or base64 of little-endian float32."""
+
+    index: int
+    object: Literal["embedding"]
+    embedding: list[float] | str
+
+
+class Embeddings(msgspec.Struct):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[EmbeddingEntry]
+    usage: PoolingUsage
+
+
+class Ranked(msgspec.Struct, omit_defaults=True):
+    index: int
+    relevance_score: float
+    document: Document | None = None
+
+
+class Ranking(msgspec.Struct, omit_defaults=True):
+    """``meta``: Cohere's; /v2/rerank only."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: PoolingUsage
+    meta: dict[str, Any] | None = None
+
+
+class ScoreEntry(msgspec.Struct):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(msgspec.Struct):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoreEntry]
+    usage: PoolingUsage
 
 
 embeddings_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(EmbeddingsRequest)

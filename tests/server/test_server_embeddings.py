@@ -195,3 +195,19 @@ def test_metrics_count_inputs(start_server: Any) -> None:
         assert counts["abort"] == 2
         engine.dead = True
         assert http.post("/v1/embeddings", json={"input": "a"}).status_code == 503
+
+
+def test_answers_are_as_described(http: httpx.Client) -> None:
+    import msgspec
+
+    from octavo.server.schemas_pooling import Embeddings, Ranking, Scores
+
+    for path, body, kind in (
+        ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64"}, Embeddings),
+        ("/v1/embeddings", {"input": "a"}, Embeddings),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, Ranking),
+        ("/v2/rerank", {"query": "a", "documents": ["b"]}, Ranking),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}, Scores),
+    ):
+        answer = http.post(path, json=body).json()
+        assert msgspec.to_builtins(msgspec.convert(answer, kind)) == answer
