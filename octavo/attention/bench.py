@@ -121,7 +121,7 @@ def triton_decode(config: DecodeConfig | None = None) -> Runner:
             )  # fmt: skip
             shared["workspace"] = make_decode_workspace(plan, case.heads, case.kv_heads, case.dim)
         if "plan" not in step.tasks:  # every copy has the same lengths, so they share the buffer
-            plan_decode(shared["plan"], step.seq_lens, seqs, case.kv_heads)
+            plan_decode(shared["plan"], step.seq_lens, seqs, case.kv_heads, min_tiles=chosen.min_tiles, seam=chosen.seam)
             step.tasks["plan"] = shared["plan"]
         decode_attention(
             case.qkv, case.cache, step.block_tables, shared["plan"], shared["workspace"], case.out,

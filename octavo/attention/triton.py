@@ -108,9 +108,11 @@ class TritonAttention:
         plan, _ = self._decode_buffers(layer, cache.dtype, m.seq_lens.device, m.num_decodes)
         tasks = m.extra[EXTRA]
         if id(plan) not in tasks:
+            config = self._config(layer, cache.dtype, m.num_decodes)
             plan_decode(
-                plan, m.seq_lens, m.num_decodes, layer.num_kv_heads, window=layer.sliding_window, row_index=m.extra.get("row_index")
-            )
+                plan, m.seq_lens, m.num_decodes, layer.num_kv_heads, window=layer.sliding_window, row_index=m.extra.get("row_index"),
+                min_tiles=config.min_tiles, seam=config.seam, pdl=self._use_pdl(plan.seqs.device),
+            )  # fmt: skip
             tasks[id(plan)] = True
         return plan
 

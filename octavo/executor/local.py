@@ -17,6 +17,7 @@ from octavo.attention.selector import select_backend
 from octavo.config import EngineConfig
 from octavo.distributed.group import Group
 from octavo.errors import ConfigError, OutOfMemoryError
+from octavo.executor.footprint import GRAPH_SHARE, MOST_GRAPHS
 from octavo.executor.kernel_keys import settle_cache_keys
 from octavo.executor.memory import Room, available_memory, check_fits, explained, gib, kv_budget, with_rows
 from octavo.executor.model_runner import ModelRunner, PendingStep
@@ -127,6 +128,9 @@ class LocalExecutor:
         with self._timed("warm_up"), explained("while the first steps were captured", self._describe):
             report("warm-up", None, "")
             self.runner.warm_up()
+        if not on_cpu:  # steps captured when they are asked for shall find room, too
+            free, total = torch.cuda.mem_get_info(self.device)
+            self._least_free = free - graph_bytes(total) * 3 // 4
         self.steps_ahead = env.steps_ahead(0 if on_cpu else 1)
         self._pending: deque[PendingStep] = deque()
 
@@ -150,7 +154,7 @@ class LocalExecutor:
     def prepare(self) -> bool:
         """With nothing else to do, do a little that makes later steps quicker; False when nothing is left to prepare (now)."""
         graphs = self.runner.graphs
-        if graphs is None or not self.kernels.ended() or self._pending:
+        if graphs is None or not self.kernels.ended() or self._pending or torch.cuda.mem_get_info(self.device)[0] < self._least_free:
             return False
         with torch.inference_mode():
             return graphs.capture_next()
@@ -187,7 +191,8 @@ class LocalExecutor:
         peak = step_peak_bytes(self.runner, token_budget=budget, max_rows=config.rows)
         free, total = torch.cuda.mem_get_info(self.device)
         logger.debug("a step needs up to %.2f GiB beside weights and KV cache", peak / 2**30)
-        return int(total * config.gpu_memory_utilization) - (total - free) - peak
+        graphs = 0 if self.runner.graphs is None else graph_bytes(total)
+        return int(total * config.gpu_memory_utilization) - (total - free) - peak - graphs
 
     def _timed(self, name: str) -> Timer:
         return Timer(self.timings, name)
@@ -213,6 +218,11 @@ def _warn_of_idle_flags(config: EngineConfig, on_cpu: bool) -> None:
         logger.warning("--gpu-memory-utilization says nothing on a CPU; --kv-cache-memory sets the size of the KV cache.")
     if config.swap_space != defaults["swap_space"]:
         logger.warning("--swap-space has no effect yet: preempted sequences are recomputed, not swapped out.")
+
+
+def graph_bytes(total: int) -> int:
+    """What is left for the driver's part of captured steps, of a GPU with ``total`` bytes."""
+    return min(total // GRAPH_SHARE, MOST_GRAPHS)
 
 
 def resolve_device(config: EngineConfig) -> torch.device:

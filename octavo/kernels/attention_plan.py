@@ -28,7 +28,6 @@ from octavo.kernels.triton.launch import launch
 ALIGN = 128  # chunks and windows start at multiples of this many tokens; decode tiles divide it
 MAX_CHUNKS = 128
 FIELDS = 4  # of a sequence: row, end, tokens a chunk; of a program: pair, token, tiles, owner
-SEAM = 4  # tiles: what a cut costs
 
 
 @triton.jit
@@ -60,14 +59,17 @@ def _cut(program, programs, tiles, ends, chunk_tiles, begin, whole, seq, num_seq
 
 
 # Values and alignments that change from step to step must not make new variants: each costs a compilation while users wait.
-@triton.jit(do_not_specialize=["seq_lens", "row_index", "num_seqs", "window"])
+@triton.jit(do_not_specialize=["seq_lens", "row_index", "num_seqs", "window", "min_tiles", "seam"])
 def _decode_plan_kernel(
-    seq_lens, row_index, seqs, starts, num_seqs, window,
+    seq_lens, row_index, seqs, starts, num_seqs, window, min_tiles, seam,
     KV_HEADS: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr, WINDOWED: tl.constexpr,
-    MIN_CHUNK: tl.constexpr, MAX_CHUNKS: tl.constexpr, MIN_TILES: tl.constexpr, SEAM: tl.constexpr,
-    BLOCK_N: tl.constexpr, ALIGN: tl.constexpr, FIELDS: tl.constexpr,
+    MIN_CHUNK: tl.constexpr, MAX_CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr, ALIGN: tl.constexpr, FIELDS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program p writes sequence p's fields and attention program p's."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     pid = tl.program_id(0)
     seq = tl.arange(0, BLOCK_S)
     real = seq < num_seqs
@@ -78,7 +80,7 @@ def _decode_plan_kernel(
     begin = visible // ALIGN * ALIGN
     span = length - begin
     tiles = tl.where(real, tl.maximum((span + BLOCK_N - 1) // BLOCK_N, 1), 0)  # padding has one, whose result is zero
-    wanted = tl.maximum(tl.minimum((span + MIN_CHUNK - 1) // MIN_CHUNK, MAX_CHUNKS), 1)
+    wanted = tl.maximum(tl.minimum(span // MIN_CHUNK, MAX_CHUNKS), 1)
     chunk = tl.maximum(((span + wanted - 1) // wanted + ALIGN - 1) // ALIGN * ALIGN, ALIGN)
 
     if pid <= num_seqs:  # one past the last is empty: programs look one sequence ahead
@@ -95,10 +97,10 @@ def _decode_plan_kernel(
 
     if pid < PROGRAMS:
         all_tiles = tl.sum(tiles, axis=0).to(tl.int64) * KV_HEADS
-        programs = tl.minimum((all_tiles + MIN_TILES - 1) // MIN_TILES, PROGRAMS)
+        programs = tl.minimum((all_tiles + min_tiles - 1) // min_tiles, PROGRAMS)
         pairs = num_seqs * KV_HEADS
         uncut = (pairs + PROGRAMS - 1) // PROGRAMS * tl.max(tiles, axis=0)
-        whole = uncut <= (all_tiles + programs - 1) // programs + SEAM
+        whole = uncut <= (all_tiles + programs - 1) // programs + seam
         programs = tl.where(whole, PROGRAMS, programs)
         ends = tl.cumsum(tiles, axis=0)
         last = tl.minimum((pid + 1).to(tl.int64), programs)
@@ -147,7 +149,7 @@ def _extend_plan_kernel(
 
 @dataclass(slots=True)
 class DecodePlan:
-    """seqs int32 [capacity + 1, 4], starts int32 [programs, 4]: FIELDS says what. Its numbers must be those of the kernel that runs it.
+    """seqs int32 [capacity + 2, 4], starts int32 [programs, 4]: FIELDS says what. Its numbers must be those of the kernel that runs it.
 
     block_n: tokens a tile. max_chunks: at most so many chunks a sequence, which its partial results must have room for.
     """
@@ -162,7 +164,7 @@ class DecodePlan:
     @property
     def capacity(self) -> int:
         """Sequences."""
-        return self.seqs.shape[0] - 1
+        return self.seqs.shape[0] - 2
 
 
 def make_decode_plan(
@@ -171,7 +173,7 @@ def make_decode_plan(
     """Buffers for ``max_seqs`` sequences. Results depend on block_n, min_chunk and max_chunks (in the last bits), not on programs."""
     if ALIGN % block_n:
         raise ValueError(f"block_n {block_n} does not divide {ALIGN}.")
-    seqs = torch.zeros(max_seqs + 1, FIELDS, dtype=torch.int32, device=device)
+    seqs = torch.zeros(max_seqs + 2, FIELDS, dtype=torch.int32, device=device)
     starts = torch.zeros(programs, FIELDS, dtype=torch.int32, device=device)
     return DecodePlan(seqs, starts, programs, block_n, min_chunk, max_chunks)
 
@@ -185,22 +187,23 @@ def plan_decode(
     window: int | None = None,
     row_index: torch.Tensor | None = None,
     min_tiles: int = 4,
-    seam: int = SEAM,
+    seam: int = 4,
+    pdl: bool = False,
 ) -> None:
     """Fill ``plan`` for the first ``num_seqs`` of seq_lens (int32 [S]; 0 is padding, whose result is zero). One launch.
 
     row_index: [S], the row of the block table of each sequence; None: its own index.
-    min_tiles: no program gets less, if others would have to wait for it; seam: what a cut costs, in tiles.
+    min_tiles: what a program should have at least, if there is a cut; seam: what a cut costs, in tiles.
     """
     if num_seqs > plan.capacity:
         raise ValueError(f"An attention plan for {plan.capacity} sequences can't hold {num_seqs}; make a larger workspace.")
     launch(
         _decode_plan_kernel, (max(num_seqs + 1, plan.programs),),
-        (seq_lens, row_index, plan.seqs, plan.starts, num_seqs, window or 0),
+        (seq_lens, row_index, plan.seqs, plan.starts, num_seqs, window or 0, min_tiles, seam),
         KV_HEADS=num_kv_heads, PROGRAMS=plan.programs, BLOCK_S=_block_s(num_seqs),
         ROWS=row_index is not None, WINDOWED=window is not None,
-        MIN_CHUNK=plan.min_chunk, MAX_CHUNKS=plan.max_chunks, MIN_TILES=min_tiles, SEAM=seam,
-        BLOCK_N=plan.block_n, ALIGN=ALIGN, FIELDS=FIELDS, num_warps=4,
+        MIN_CHUNK=plan.min_chunk, MAX_CHUNKS=plan.max_chunks, BLOCK_N=plan.block_n, ALIGN=ALIGN, FIELDS=FIELDS, PDL=pdl,
+        num_warps=4, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ class DecodeWorkspace:
     """What pairs that are cut leave for the fold. At most one pair that begins in a program's run is cut: it owns that program's slots.
 
     acc: float32 [programs * max_chunks, group, head_dim], unnormalized
-    ml:  float32 [programs * max_chunks, 2, group]: maximum (base 2) and sum
+    ml:  float32 [programs * max_chunks, 2, group]: largest score and sum
     arrived: int32 [programs], chunks that are there; zero between launches
     """
 
@@ -83,16 +83,33 @@ def soft_capped(scores, cap, LOG2_E: tl.constexpr):
 
 
 @triton.jit
-def _block_ids(table, token, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Block ids of the BLOCK_N tokens from ``token``: one id where a tile never crosses a block, else one a token.
+def _block_ids(table, pos, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Block ids of the BLOCK_N tokens from ``pos``: one id where a tile never crosses a block, else one a token.
 
     As they are loaded: only loads are carried into the next turn of a loop without waiting for them.
     """
     if BLOCK_SIZE % BLOCK_N == 0:
-        return tl.load(table + token // BLOCK_SIZE, mask=token < end, other=0)
+        return tl.load(table + pos // BLOCK_SIZE, mask=pos < end, other=0)
     else:
-        tokens = token + tl.arange(0, BLOCK_N)
-        return tl.load(table + tokens // BLOCK_SIZE, mask=tokens < end, other=0)
+        n = tl.arange(0, BLOCK_N)
+        return tl.load(table + pos // BLOCK_SIZE + n // BLOCK_SIZE, mask=n < end - pos, other=0)
+
+
+@triton.jit
+def _tile_at(kv, ids, pos, head, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+             BLOCK_N: tl.constexpr):  # fmt: skip
+    """[BLOCK_N, DIM_PAD]: where a tile's K is in a contiguous [blocks, 2, KV_HEADS, BLOCK_SIZE, DIM].
+
+    All but the block ids is the same for every tile, which leaves one instruction a row.
+    """
+    n = tl.arange(0, BLOCK_N)
+    inner = (n % BLOCK_SIZE)[:, None] * DIM + tl.arange(0, DIM_PAD)[None, :]
+    block = ids.to(tl.uint32).to(tl.int64) * (2 * KV_HEADS * BLOCK_SIZE * DIM)
+    base = kv + head * (BLOCK_SIZE * DIM)
+    if BLOCK_SIZE % BLOCK_N == 0:
+        return base + block + pos % BLOCK_SIZE * DIM + inner
+    else:
+        return base + block[:, None] + inner
 
 
 @triton.jit
@@ -102,11 +119,11 @@ def _per_head(x, SWAPPED: tl.constexpr):
 
 
 @triton.jit
-def _fold(top, sums, out, m, total, acc, SWAPPED: tl.constexpr):
+def _fold(top, sums, out, m, total, acc, factor, SWAPPED: tl.constexpr):
     """(top, sums, out) with a chunk's (m, total, acc) added. Rounded alike wherever it is called."""
     highest = tl.maximum(top, m)
-    old = tl.exp2(top - highest)
-    new = tl.exp2(m - highest)
+    old = tl.exp2((top - highest) * factor)
+    new = tl.exp2((m - highest) * factor)
     sums = tl.fma(sums, old, total * new)
     scaled = acc * _per_head(new, SWAPPED)
     return highest, sums, tl.fma(out, tl.broadcast_to(_per_head(old, SWAPPED), out.shape), scaled)
@@ -123,9 +140,8 @@ def _first_token(length, window, WINDOWED: tl.constexpr, ALIGN: tl.constexpr):
 
 @triton.jit
 def _decode_kernel(
-    q, q_stride, out, out_stride, kv, kv_stride_block, kv_stride_side, kv_stride_head, kv_stride_token,
-    tables, table_stride, seqs, starts, acc_buffer, ml_buffer, arrived,
-    scale, soft_cap, v_scale, window,
+    q, q_stride, out, out_stride, kv, tables, table_stride, seqs, starts, acc_buffer, ml_buffer, arrived,
+    scale, factor, soft_cap, v_scale, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_DOT: tl.constexpr, GROUP_PAD: tl.constexpr,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, ALIGN: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, MAX_CHUNKS: tl.constexpr, SWAPPED: tl.constexpr, PREFETCH: tl.constexpr,
@@ -139,74 +155,76 @@ def _decode_kernel(
     tiles = tl.load(run + 2)
     owner = tl.load(run + 3)
     fields = seqs + first_pair // KV_HEADS * FIELDS
-    table = tables + tl.load(fields).to(tl.int64) * table_stride
+    row = tl.load(fields)
     end = tl.load(fields + 1)
     chunk = tl.load(fields + 2)
+    fields = seqs + (first_pair + 1) // KV_HEADS * FIELDS
+    ahead_row = tl.load(fields)
+    ahead_end = tl.load(fields + 1)
     begin = _first_token(end, window, WINDOWED, ALIGN)
+    table = tables + row.to(tl.int64) * table_stride
+    ids = _block_ids(table, start, tl.where(tiles > 0, end, 0), BLOCK_SIZE, BLOCK_N)
 
-    d = tl.arange(0, DIM_PAD)
-    in_dim = d < DIM
+    in_dim = tl.arange(0, DIM_PAD) < DIM
     n = tl.arange(0, BLOCK_N)
     compute = q.dtype.element_ty
     if PDL:
         if PREFETCH > 0:
-            _prefetch(
-                kv + first_pair % KV_HEADS * kv_stride_head, kv_stride_block, kv_stride_side, kv_stride_token, table,
-                start, end, tiles, DIM, BLOCK_SIZE, BLOCK_N, PREFETCH,
-            )  # fmt: skip
+            _prefetch(kv, first_pair % KV_HEADS, table, start, end, tiles, KV_HEADS, DIM, BLOCK_SIZE, BLOCK_N, PREFETCH)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
 
     if SWAPPED:
         acc = tl.zeros([DIM_PAD, GROUP_DOT], tl.float32)
+        total = tl.zeros([BLOCK_N, GROUP_DOT], tl.float32)  # summed up at the end of a chunk
     else:
         acc = tl.zeros([GROUP_DOT, DIM_PAD], tl.float32)
+        total = tl.zeros([GROUP_DOT, BLOCK_N], tl.float32)
     m = tl.full([GROUP_DOT], -1e30, tl.float32)  # finite, so that a tile without a visible token changes nothing
-    total = tl.zeros([GROUP_DOT], tl.float32)
-    top, sums, folded = m, total, acc
+    sums = tl.zeros([GROUP_DOT], tl.float32)
+    top, folded = m, acc
 
     tail = start != begin  # the run begins inside a pair
     pair, pos = first_pair, start
     boundary = start + chunk  # where the chunk ends, unless the sequence does before
-    ids = _block_ids(table, pos, tl.where(tiles > 0, end, 0), BLOCK_SIZE, BLOCK_N)
     q_next = _query(q, q_stride, pair, tiles > 0, KV_HEADS, GROUP, GROUP_DOT, DIM, DIM_PAD)
     for _ in range(tiles):
-        tokens = pos + n
-        inside = tokens < end
-        at = kv + pair % KV_HEADS * kv_stride_head + ids.to(tl.int64) * kv_stride_block + (tokens % BLOCK_SIZE) * kv_stride_token
-        at = at[:, None] + d[None, :]
-        kept = inside[:, None] & in_dim[None, :]
+        at = _tile_at(kv, ids, pos, pair % KV_HEADS, KV_HEADS, DIM, DIM_PAD, BLOCK_SIZE, BLOCK_N)
+        kept = (n < end - pos)[:, None] & in_dim[None, :]
         k = tl.load(at, mask=kept, other=0.0).to(compute)
-        v = tl.load(at + kv_stride_side, mask=kept, other=0.0).to(compute)
+        v = tl.load(at + KV_HEADS * BLOCK_SIZE * DIM, mask=kept, other=0.0).to(compute)
         q_tile = q_next
 
-        # Where the next tile is. Its block ids are fetched now, so that its loads of K don't wait for them; its query, likewise.
+        # Where the next tile is. Its block ids are fetched now, so that its loads of K don't wait for them; so is its query, and
+        # what is to be known of the sequence after it.
         after = pos + BLOCK_N
         ends = after >= end
         next_pair = tl.where(ends, pair + 1, pair)
-        fields = seqs + next_pair // KV_HEADS * FIELDS
-        table = tables + tl.load(fields).to(tl.int64) * table_stride
-        next_end = tl.load(fields + 1)
+        next_row = tl.where(ends, ahead_row, row)
+        next_end = tl.where(ends, ahead_end, end)
         next_begin = _first_token(next_end, window, WINDOWED, ALIGN)
         next_pos = tl.where(ends, next_begin, after)
-        ids = _block_ids(table, next_pos, next_end, BLOCK_SIZE, BLOCK_N)
+        ids = _block_ids(tables + next_row.to(tl.int64) * table_stride, next_pos, next_end, BLOCK_SIZE, BLOCK_N)
         q_next = _query(q, q_stride, next_pair, next_pos < next_end, KV_HEADS, GROUP, GROUP_DOT, DIM, DIM_PAD)
+        fields = seqs + (next_pair + 1) // KV_HEADS * FIELDS
+        ahead_row = tl.load(fields)
+        ahead_end = tl.load(fields + 1)
 
-        shown = inside
+        shown = n < end - pos
         if WINDOWED:
-            shown = inside & (tokens >= end - window)
+            shown &= n >= end - window - pos
         if SWAPPED:
-            s = tl.dot(k, tl.trans(q_tile), input_precision=PRECISION) * scale
+            s = tl.dot(k, tl.trans(q_tile), input_precision=PRECISION)
         else:
-            s = tl.dot(q_tile, tl.trans(k), input_precision=PRECISION) * scale
+            s = tl.dot(q_tile, tl.trans(k), input_precision=PRECISION)
         if CAPPED:
-            s = soft_capped(s, soft_cap, LOG2_E) * LOG2_E
+            s = soft_capped(s * scale, soft_cap, LOG2_E)
         s = tl.where(shown[:, None] if SWAPPED else shown[None, :], s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, axis=0 if SWAPPED else 1))
-        p = tl.exp2(s - _per_head(m_new, SWAPPED))
-        shrink = tl.exp2(m - m_new)
-        total = total * shrink + tl.sum(p, axis=0 if SWAPPED else 1)
-        acc = acc * _per_head(shrink, SWAPPED)
+        p = tl.exp2(s * factor - _per_head(m_new * factor, SWAPPED))
+        shrink = _per_head(tl.exp2((m - m_new) * factor), SWAPPED)
+        total = total * shrink + p
+        acc = acc * shrink
         if SWAPPED:
             acc = tl.dot(tl.trans(v), p.to(compute), acc, input_precision=PRECISION)
         else:
@@ -216,11 +234,12 @@ def _decode_kernel(
         if ends | (after >= boundary):
             # Zero, but the compiler can't know: else it would keep the stores' addresses in registers all through the loop.
             zero = tl.multiple_of(tl.minimum(pos, 0), 16)
+            chunk_sum = tl.sum(total, axis=0 if SWAPPED else 1)
             if tail & (pair == first_pair):
                 slot = owner * MAX_CHUNKS + (pos - begin) // chunk
-                _put(acc_buffer, ml_buffer, slot, m, total, acc, zero, GROUP, GROUP_DOT, DIM, DIM_PAD, SWAPPED)
+                _put(acc_buffer, ml_buffer, slot, m, chunk_sum, acc, zero, GROUP, GROUP_DOT, DIM, DIM_PAD, SWAPPED)
             else:
-                top, sums, folded = _fold(top, sums, folded, m, total, acc, SWAPPED)
+                top, sums, folded = _fold(top, sums, folded, m, chunk_sum, acc, factor, SWAPPED)
                 if ends:
                     result = folded * _per_head(v_scale / tl.where(sums > 0, sums, 1.0), SWAPPED)  # padding has no tokens: zero
                     there = out + (pair // KV_HEADS).to(tl.int64) * out_stride + pair % KV_HEADS * (GROUP * DIM) + zero
@@ -233,30 +252,29 @@ def _decode_kernel(
                 sums = tl.zeros([GROUP_DOT], tl.float32)
                 folded = tl.zeros_like(folded)
             m = tl.full([GROUP_DOT], -1e30, tl.float32)
-            total = tl.zeros([GROUP_DOT], tl.float32)
+            total = tl.zeros_like(total)
             acc = tl.zeros_like(acc)
-        pair, pos, end = next_pair, next_pos, next_end
+        pair, pos, row, end = next_pair, next_pos, next_row, next_end
 
     # The run's ends may lie inside pairs: the first was begun by another program, the last will be ended by another.
     last_begin = _first_token(end, window, WINDOWED, ALIGN)
-    opened = (pos != last_begin) & (tiles > 0)
     same = pair == first_pair
-    if opened & ((pair != first_pair) | (start == begin)):
+    owns = (pos != last_begin) & (tiles > 0) & ((pair != first_pair) | (start == begin))
+    if owns:
         _put(acc_buffer, ml_buffer, pid * MAX_CHUNKS, top, sums, folded, 0, GROUP, GROUP_DOT, DIM, DIM_PAD, SWAPPED)
     if tail & (tiles > 0):
-        fields = seqs + first_pair // KV_HEADS * FIELDS
-        whole_end = tl.load(fields + 1)
+        whole_end = tl.load(seqs + first_pair // KV_HEADS * FIELDS + 1)
         upto = tl.where(same, pos, whole_end)
         _arrive(
             out, out_stride, acc_buffer, ml_buffer, arrived, starts, owner, (upto - start + chunk - 1) // chunk,
-            (whole_end - begin + chunk - 1) // chunk, first_pair, begin, chunk, v_scale,
+            (whole_end - begin + chunk - 1) // chunk, first_pair, begin, chunk, factor, v_scale,
             KV_HEADS, GROUP, GROUP_PAD, DIM, DIM_PAD, MAX_CHUNKS, FIELDS,
         )  # fmt: skip
-    if opened & ((pair != first_pair) | (start == begin)):
+    if owns:
         last_chunk = tl.load(seqs + pair // KV_HEADS * FIELDS + 2)
         _arrive(
             out, out_stride, acc_buffer, ml_buffer, arrived, starts, pid, (pos - last_begin) // last_chunk,
-            (end - last_begin + last_chunk - 1) // last_chunk, pair, last_begin, last_chunk, v_scale,
+            (end - last_begin + last_chunk - 1) // last_chunk, pair, last_begin, last_chunk, factor, v_scale,
             KV_HEADS, GROUP, GROUP_PAD, DIM, DIM_PAD, MAX_CHUNKS, FIELDS,
         )  # fmt: skip
 
@@ -284,8 +302,8 @@ def _group_places(zero, GROUP: tl.constexpr, GROUP_DOT: tl.constexpr, DIM: tl.co
 
 @triton.jit
 def _prefetch(
-    kv, stride_block, stride_side, stride_token, table, start, end, tiles,
-    DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, PREFETCH: tl.constexpr,
+    kv, head, table, start, end, tiles, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """Ask for the 128-byte lines of the first tiles' K and V. L2 is where all writes meet, so nothing stale comes of it."""
     LINE: tl.constexpr = 1024 // kv.dtype.element_ty.primitive_bitwidth
@@ -296,10 +314,10 @@ def _prefetch(
     wanted = (tokens < end) & (tokens < start + tiles * BLOCK_N)
     ids = tl.load(table + tokens // BLOCK_SIZE, mask=wanted, other=0).to(tl.int64)
     # What is not wanted repeats the first line.
-    at = ids * stride_block + tl.where(wanted, tokens % BLOCK_SIZE, 0) * stride_token
-    lines = kv + at[:, None] + tl.where(line < LINES, line, 0)[None, :] * LINE
+    at = ids * (2 * KV_HEADS * BLOCK_SIZE * DIM) + tl.where(wanted, tokens % BLOCK_SIZE, 0) * DIM
+    lines = kv + head * (BLOCK_SIZE * DIM) + at[:, None] + tl.where(line < LINES, line, 0)[None, :] * LINE
     prefetch_lines(lines.to(tl.int64), True)
-    prefetch_lines((lines + stride_side).to(tl.int64), True)
+    prefetch_lines((lines + KV_HEADS * BLOCK_SIZE * DIM).to(tl.int64), True)
 
 
 @triton.jit
@@ -318,7 +336,7 @@ def _put(
 
 @triton.jit
 def _arrive(
-    out, out_stride, acc_buffer, ml_buffer, arrived, starts, owner, stored, chunks, pair, begin, chunk, v_scale,
+    out, out_stride, acc_buffer, ml_buffer, arrived, starts, owner, stored, chunks, pair, begin, chunk, factor, v_scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     MAX_CHUNKS: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
@@ -343,10 +361,10 @@ def _arrive(
             m1, t1, a1 = _take(acc_buffer, ml_buffer, base + i + 1, i + 1 < chunks, GROUP, GROUP_PAD, DIM, DIM_PAD)
             m2, t2, a2 = _take(acc_buffer, ml_buffer, base + i + 2, i + 2 < chunks, GROUP, GROUP_PAD, DIM, DIM_PAD)
             m3, t3, a3 = _take(acc_buffer, ml_buffer, base + i + 3, i + 3 < chunks, GROUP, GROUP_PAD, DIM, DIM_PAD)
-            top, sums, folded = _fold(top, sums, folded, m0, t0, a0, False)
-            top, sums, folded = _fold(top, sums, folded, m1, t1, a1, False)
-            top, sums, folded = _fold(top, sums, folded, m2, t2, a2, False)
-            top, sums, folded = _fold(top, sums, folded, m3, t3, a3, False)
+            top, sums, folded = _fold(top, sums, folded, m0, t0, a0, factor, False)
+            top, sums, folded = _fold(top, sums, folded, m1, t1, a1, factor, False)
+            top, sums, folded = _fold(top, sums, folded, m2, t2, a2, factor, False)
+            top, sums, folded = _fold(top, sums, folded, m3, t3, a3, factor, False)
         result = folded * (v_scale / tl.where(sums > 0, sums, 1.0))[:, None]
         there = out + (pair // KV_HEADS).to(tl.int64) * out_stride + (pair % KV_HEADS) * (GROUP * DIM)
         tl.store(there + inner, result.to(out.dtype.element_ty), mask=in_group)
@@ -386,7 +404,7 @@ def decode_attention(
     """Row s of out [>= S, num_heads * head_dim] = attention of q's row s over the plan's sequence s. One launch.
 
     q:            [>= S, >= num_heads * head_dim], heads first in a row (qkv as ``write_kv`` leaves it)
-    kv_cache:     [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    kv_cache:     [num_blocks, 2, num_kv_heads, block_size, head_dim], contiguous
     block_tables: int32 [rows, max_blocks], indexed by the plan's rows
     plan:         by ``plan_decode`` with the same window and KV heads; rows of padding (length 0) become zero
     pdl:          launch as a programmatic dependent; the kernel before must have waited for the plan before it released this one
@@ -398,13 +416,15 @@ def decode_attention(
     config = config or decode_config(dim, group, kv_cache.dtype)
     if config.block_n != plan.block_n:
         raise ValueError(f"The plan has tiles of {plan.block_n} tokens, the configuration of {config.block_n}.")
+    if not kv_cache.is_contiguous():
+        raise ValueError(f"decode_attention takes a contiguous KV cache; got strides {kv_cache.stride()}.")
     dim_pad, group_pad = triton.next_power_of_2(dim), triton.next_power_of_2(group)
-    # exp2 wants scores in base 2; a soft cap comes between
-    scale = scale * k_scale * (1.0 if soft_cap is not None else LOG2_E)
+    scale *= k_scale
     arguments = (
-        q, q.stride(0), out, out.stride(0), kv_cache, *kv_cache.stride()[:4],
-        block_tables, block_tables.stride(0), plan.seqs, plan.starts, workspace.acc, workspace.ml, workspace.arrived,
-        scale, soft_cap or 0.0, v_scale, window or 0,
+        q, q.stride(0), out, out.stride(0), kv_cache, block_tables, block_tables.stride(0), plan.seqs, plan.starts,
+        workspace.acc, workspace.ml, workspace.arrived,
+        # exp2 takes scores times ``factor``; what is capped has met its scale before
+        scale, LOG2_E if soft_cap is not None else scale * LOG2_E, soft_cap or 0.0, v_scale, window or 0,
     )  # fmt: skip
     keywords = dict(
         KV_HEADS=kv_heads, GROUP=group, GROUP_DOT=max(16, group_pad), GROUP_PAD=group_pad,
@@ -412,7 +432,7 @@ def decode_attention(
         WINDOWED=window is not None, CAPPED=soft_cap is not None, MAX_CHUNKS=plan.max_chunks,
         SWAPPED=config.swapped, PREFETCH=config.prefetch if pdl else 0, FIELDS=FIELDS, LOG2_E=LOG2_E,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
-        num_warps=config.num_warps, num_stages=config.num_stages, **({"launch_pdl": True} if pdl else {}),
+        **config.options(), **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     if compile_only:
         _decode_kernel.warmup(*arguments, grid=(plan.programs,), **keywords)

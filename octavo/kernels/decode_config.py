@@ -11,6 +11,7 @@ import torch
 
 CONFIG_FILE = Path(__file__).with_name("decode_attention_configs.json")
 BATCHES = (8, 32, 128)  # sequences: up to each of them, and more than the last, may be launched differently
+FIXED = ("block_n", "num_warps", "min_chunk", "swapped")  # fields that may not
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,9 @@ class DecodeConfig:
 
     block_n: tokens a tile, a divisor of ALIGN. min_chunk: tokens, at least, that are summed before they are folded.
     swapped: tokens are the rows of the matrix products and heads the columns, not the other way round.
-    programs_per_sm: how many fit one multiprocessor beside each other.
+    programs_per_sm: how many shall fit one multiprocessor beside each other; registers are rationed for it.
     prefetch: tiles that are asked into L2 before the kernel before has ended; a power of two, or 0.
+    min_tiles, seam: see ``plan_decode``.
     """
 
     block_n: int = 64
@@ -30,6 +32,14 @@ class DecodeConfig:
     num_stages: int = 3
     programs_per_sm: int = 2
     prefetch: int = 2
+    min_tiles: int = 4
+    seam: int = 4
+
+    def options(self) -> dict[str, int]:
+        """For the compiler. 65,536 registers a multiprocessor, of which a thread can have 255."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        registers = 65536 // (32 * self.num_warps * self.programs_per_sm) // 8 * 8
+        return options | {"maxnreg": registers} if registers < 255 else options
 
 
 def decode_config(head_dim: int, group: int, dtype: torch.dtype, batch: int = 256) -> DecodeConfig:
@@ -54,8 +64,8 @@ def heuristic(head_dim: int, group: int, dtype: torch.dtype) -> DecodeConfig:
     if padded < 64:
         return DecodeConfig(block_n=128)
     if wide <= 256:
-        return DecodeConfig(swapped=True, num_stages=3 if wide > 128 else 5)
-    return DecodeConfig(swapped=True, num_stages=3, programs_per_sm=1)
+        return DecodeConfig(num_stages=3 if wide > 128 else 5)
+    return DecodeConfig(num_stages=3, programs_per_sm=1)
 
 
 @cache
@@ -65,10 +75,8 @@ def load_table(path: Path = CONFIG_FILE) -> dict[tuple[int, int, str], list[Deco
         return {}
     table = {}
     for entry in json.loads(path.read_text(encoding="utf-8"))["entries"]:
-        fixed = {name: entry[name] for name in ("block_n", "num_warps", "min_chunk", "swapped")}
-        configs = [
-            DecodeConfig(**fixed, **{name: one[name] for name in ("num_stages", "programs_per_sm", "prefetch")}) for one in entry["batches"]
-        ]
+        fixed = {name: entry[name] for name in FIXED}
+        configs = [DecodeConfig(**fixed, **one) for one in entry["batches"]]
         if len(configs) == len(BATCHES) + 1:
             table[entry["head_dim"], entry["group"], entry["dtype"]] = configs
     return table

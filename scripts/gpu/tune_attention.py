@@ -78,13 +78,11 @@ class Kernel:
 
 def kernels(dim: int) -> list[Kernel]:
     found = [
-        Kernel(64, 4, True, 3, 2), Kernel(64, 4, True, 2, 2), Kernel(32, 4, False, 4, 3), Kernel(128, 8, True, 2, 1),
-        Kernel(64, 4, False, 3, 2), Kernel(64, 8, False, 3, 1), Kernel(32, 4, False, 3, 3), Kernel(64, 4, True, 6, 2),
-        Kernel(128, 8, True, 3, 1), Kernel(64, 4, False, 4, 2), Kernel(32, 4, False, 5, 2), Kernel(128, 4, True, 2, 2),
+        Kernel(32, 4, False, 4, 3), Kernel(64, 4, False, 3, 2), Kernel(64, 8, False, 3, 1), Kernel(32, 4, False, 3, 3),
+        Kernel(64, 4, False, 4, 2), Kernel(32, 4, False, 5, 2),
     ]  # fmt: skip
     if dim == 64:
-        found = [Kernel(64, 4, True, 5, 3), Kernel(64, 4, True, 3, 4), Kernel(128, 4, True, 3, 2), Kernel(128, 4, True, 2, 2),
-                 Kernel(128, 8, True, 3, 2), Kernel(64, 4, False, 4, 3), Kernel(128, 8, False, 3, 2)]  # fmt: skip
+        found = [Kernel(64, 4, False, 4, 3), Kernel(128, 8, False, 3, 2)]  # fmt: skip
     return [k for k in found if k.fits(dim)]
 
 

@@ -85,6 +85,21 @@ def test_decode(dtype, heads, dim, block_size, window, cap) -> None:
     torch.testing.assert_close(ours.float(), reference(batch, q, heads[0], **options), **rounding(dtype))
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("block_n", [32, 64, 128])
+@pytest.mark.parametrize(("window", "cap"), [(None, None), (140, 3.0)])
+def test_decode_however_it_is_configured(swapped, block_n, window, cap) -> None:
+    from octavo.kernels.decode_config import DecodeConfig
+
+    config = DecodeConfig(block_n=block_n, swapped=swapped, num_warps=8 if block_n == 128 else 4, num_stages=2)
+    heads, kv_heads, dim, dtype = (6, 2, 80, FP32) if SMALL else (32, 8, 128, BF16)
+    batch = make_batch(LENGTHS, [1] * len(LENGTHS), kv_heads, dim, 16, dtype)
+    q = torch.randn(len(LENGTHS), heads * dim).to(DEVICE, dtype)
+    options = {"scale": dim**-0.5, "window": window, "soft_cap": cap}
+    ours = run_decode(batch, q, heads, config=config, **options)
+    torch.testing.assert_close(ours.float(), reference(batch, q, heads, **options), **rounding(dtype))
+
+
 def test_decode_has_the_same_bits_in_every_batch() -> None:
     lengths = [400, 1, 260, 90] if SMALL else [7000, 1, 260, 513, 90, 2048, 2049, 30000]
     heads, dim, dtype = 4, 32, DTYPES[0]
@@ -146,11 +161,11 @@ def test_decode_cuts_only_where_it_pays() -> None:
         attention_plan.plan_decode(plan, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), len(lengths), heads)
         return [(token, count) for _, token, count, _ in plan.starts.tolist()]
 
-    even = loads([1024] * 32, 8, 264)
-    assert [count for _, count in even if count] == [16] * 256
-    alone = loads([1024], 8, 264)
-    assert [count for _, count in alone if count] == [4] * 32
-    uneven = loads([100] * 8 + [8192], 8, 264)
+    even = loads([1024] * 8, 4, 34)
+    assert [count for _, count in even if count] == [16] * 32
+    alone = loads([1024], 2, 34)
+    assert [count for _, count in alone if count] == [4] * 8
+    uneven = loads([100] * 2 + [8192], 2, 36)
     assert max(count for _, count in uneven) < 16
 
 
