@@ -154,7 +154,9 @@ class LocalExecutor:
     def prepare(self) -> bool:
         """With nothing else to do, do a little that makes later steps quicker; False when nothing is left to prepare (now)."""
         graphs = self.runner.graphs
-        if graphs is None or not self.kernels.ended() or self._pending or torch.cuda.mem_get_info(self.device)[0] < self._least_free:
+        if graphs is None or not graphs.pool.on_gpu or not self.kernels.ended() or self._pending:
+            return False
+        if torch.cuda.mem_get_info(self.device)[0] < self._least_free:
             return False
         with torch.inference_mode():
             return graphs.capture_next()
