@@ -46,6 +46,19 @@ class ModelOptions:
     )
     trust_remote_code: bool = flag(False, "Refused: Octavo never runs code out of a model repository.")
     seed: int = flag(0, "Seed of dummy weights and of requests that bring none.")
+    runner: str = flag(
+        "auto",
+        "What to do with the model: generate text, or only make embeddings (pooling). auto: what it is made for; text models do both.",
+        choices=("auto", "generate", "pooling"),
+    )
+    task: str = flag("auto", "Older way to write --runner: embed is pooling.", choices=("auto", "generate", "embed", "embedding"))
+    convert: str = flag("auto", "embed: the same as --runner pooling.", choices=("auto", "none", "embed"))
+    pooler_config: str | None = flag(
+        None,
+        'How embeddings are made, as JSON: {"pooling_type": "LAST", "MEAN" or "CLS", "normalize": true} (default: the model\'s own).',
+        aliases=("--override-pooler-config",),
+        metavar="JSON",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +146,7 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
                 raise ConfigError("--itl-slo-ms needs chunked prefill, to split prompts; leave out --no-enable-chunked-prefill.")
         if not 0 <= self.swap_space < float("inf"):
             raise ConfigError(f"--swap-space must be a number of GiB, at least 0, got {self.swap_space}.")
+        _ = self.runner_asked, self.pooler_options  # they raise for what cannot be
         if self.quantization not in (None, "none"):
             raise ConfigError(f"--quantization {self.quantization} is not supported yet; leave it out to load the checkpoint as it is.")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.rows:
@@ -146,6 +160,44 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
     def rows(self) -> int:
         """Most sequences that run at the same time: --max-num-seqs, once it is resolved."""
         return self.max_num_seqs or FEW_ROWS
+
+    @property
+    def runner_asked(self) -> str:
+        """auto, generate or pooling, out of --runner, --task and --convert. ConfigError if they contradict each other."""
+        from_task = {"auto": "auto", "generate": "generate"}.get(self.task, "pooling")
+        from_convert = "pooling" if self.convert == "embed" else "auto"
+        said = {name for name in (self.runner, from_task, from_convert) if name != "auto"}
+        if len(said) > 1:
+            raise ConfigError(
+                f"--runner {self.runner}, --task {self.task} and --convert {self.convert} contradict each other; --runner alone will do."
+            )
+        return said.pop() if said else "auto"
+
+    @property
+    def pooler_options(self) -> dict[str, Any]:
+        """--pooler-config, checked: ``pooling_type`` (LAST, MEAN or CLS) and ``normalize``, as far as they are given."""
+        if self.pooler_config is None:
+            return {}
+        import json
+
+        try:
+            sent = json.loads(self.pooler_config)
+        except ValueError as error:
+            raise ConfigError(f'--pooler-config is not valid JSON ({error}); write for example \'{{"pooling_type": "MEAN"}}\'.') from None
+        if not isinstance(sent, dict):
+            raise ConfigError("--pooler-config must be a JSON object.")
+        names = {"pooling_type": "pooling_type", "seq_pooling_type": "pooling_type"}
+        names |= {"normalize": "normalize", "use_activation": "normalize"}
+        options: dict[str, Any] = {}
+        for name, value in sent.items():
+            if name not in names:
+                raise ConfigError(f"--pooler-config: {name!r} is not supported; supported: pooling_type, normalize.")
+            options[names[name]] = value
+        if str(options.get("pooling_type", "LAST")).upper() not in ("LAST", "MEAN", "CLS"):
+            raise ConfigError(f"--pooler-config: pooling_type {options['pooling_type']!r} is not supported; supported: LAST, MEAN, CLS.")
+        if not isinstance(options.get("normalize", True), bool):
+            raise ConfigError("--pooler-config: normalize must be true or false.")
+        return options
 
     def token_budget(self, max_model_len: int, device_type: str) -> int:
         """Most tokens that one step may advance; executors size their buffers by it. ``device_type``: cpu or cuda.

@@ -201,7 +201,8 @@ def main() -> None:
 
 def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
     begun = time.perf_counter()
-    from octavo.executor.warmup import KernelWarmup, open_gpu
+    from octavo.executor.select import make_executor, start_warmup
+    from octavo.executor.warmup import open_gpu
     from octavo.models.config import read_model_config
     from octavo.models.context import resolve_max_model_len
 
@@ -209,13 +210,13 @@ def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
     model_config = read_model_config(start["model_path"], config.load_format)
     max_model_len = resolve_max_model_len(config.max_model_len, model_config)
     timings = {"config": round(time.perf_counter() - begun, 3)}
-    kernels = KernelWarmup.start(config, model_config, max_model_len)  # other cores compile while this one imports and loads
+    kernels = start_warmup(config, model_config, max_model_len)  # other cores compile while this one imports and loads
     if config.device != "cpu":
         threading.Thread(target=open_gpu, daemon=True).start()
-    from octavo.executor.local import LocalExecutor  # imports torch
+    import octavo.executor.local  # noqa: F401  # imports torch
 
     timings["imports"] = round(time.perf_counter() - begun - timings["config"], 3)
-    executor = LocalExecutor(
+    executor = make_executor(
         config,
         model_config,
         max_model_len=max_model_len,

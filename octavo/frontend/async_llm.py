@@ -20,6 +20,8 @@ from octavo.frontend.output_processor import RequestOutputs
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.frontend.parts import ModelParts, find_model, load_model_parts
+from octavo.frontend.pooling import PooledOutputs, pooling_request
+from octavo.models.pooling import resolve_roles
 from octavo.types import (
     AbortRequest,
     EngineFailed,
@@ -27,6 +29,7 @@ from octavo.types import (
     EngineReady,
     EngineStats,
     GenerateRequest,
+    PoolingParams,
     StepOutputs,
     UtilityReply,
     UtilityRequest,
@@ -47,8 +50,8 @@ class _Stream:
 
     __slots__ = ("outputs", "waiter", "failed", "broken")
 
-    def __init__(self, outputs: RequestOutputs) -> None:
-        self.outputs = outputs
+    def __init__(self, outputs: RequestOutputs | PooledOutputs) -> None:
+        self.outputs: Any = outputs
         self.waiter: asyncio.Future[None] | None = None
         self.failed: str | None = None  # the engine's death
         self.broken: Exception | None = None  # a fault of ours on this request alone
@@ -69,6 +72,7 @@ class AsyncLLM:
         self.chat_template = parts.chat_template
         self.max_model_len = parts.max_model_len  # until the engine says what its KV cache can hold
         self.vocab_size = self.model_config.vocab_size
+        self.roles = resolve_roles(config, parts.model_config)
         self.grammars = GrammarCompiler(self.tokenizer, self.vocab_size, self.model_config.eos_token_ids)
         self._sent_vocabulary = False
         self.ready: EngineReady | None = None
@@ -126,6 +130,8 @@ class AsyncLLM:
 
     def check_prompt(self, token_ids: list[int], params: SamplingParams) -> None:
         """RequestError for an empty prompt, unknown ids, one that the context can't hold, or an n that can't run."""
+        if not self.roles.generates:
+            raise RequestError(self.roles.why_not_generate())
         check_prompt(
             token_ids,
             params,
@@ -197,6 +203,37 @@ class AsyncLLM:
             self._streams.pop(request_id, None)
             if not finished:
                 self._send_abort(request_id)
+
+    async def embed(self, prompts: list[list[int]], params: PoolingParams, *, request_id: str, priority: int = 0) -> list[bytes]:
+        """The vectors of prompts (checked token ids), float32 little-endian, in order. A cancelled call frees what still runs.
+
+        Raises RequestError when the engine refuses a prompt, EngineDeadError if it dies; nothing of the call goes on then.
+        """
+        self._raise_if_dead()
+        ids = [f"{request_id}-{i}" for i in range(len(prompts))]
+        if any(i in self._streams for i in ids):
+            raise RequestError(f"A request with the id {request_id!r} is running already.", param="request_id")
+        outputs = PooledOutputs({name: i for i, name in enumerate(ids)})
+        stream = _Stream(outputs)
+        now, loop = time.time(), asyncio.get_running_loop()
+        try:
+            for name, token_ids in zip(ids, prompts, strict=True):
+                self.process.send(pooling_request(name, token_ids, params, arrival_time=now, priority=priority))
+                self._streams[name] = stream
+            while not (outputs.finished or outputs.error):
+                stream.waiter = loop.create_future()
+                await stream.waiter
+                if stream.broken is not None:
+                    raise stream.broken
+                if stream.failed is not None and not outputs.finished:
+                    raise EngineDeadError(stream.failed)
+            if outputs.error is not None:
+                raise RequestError(outputs.error, status=outputs.error_status)
+            return outputs.vectors
+        finally:
+            for name in ids:
+                if self._streams.pop(name, None) is not None and name in outputs.open:
+                    self._send_abort(name)
 
     async def _grammar(self, params: SamplingParams) -> str | None:
         """The grammar that the output must follow. The engine gets the vocabulary before the first one."""

@@ -26,11 +26,13 @@ from octavo.server.auth import OPEN_PATHS, ApiKeyMiddleware
 from octavo.server.chat_endpoint import ChatEndpoint
 from octavo.server.completions import CompletionEndpoint
 from octavo.server.context import ServerContext, ServerEngine, new_request_id
+from octavo.server.embeddings import EmbeddingsEndpoint
 from octavo.server.errors import error_response, response_for
 from octavo.server.limits import ClientDisconnect
 from octavo.server.messages import CountTokensEndpoint, MessagesEndpoint
 from octavo.server.openapi import DocumentationRoutes
 from octavo.server.quota import KeyLimitMiddleware, KeyLimits
+from octavo.server.rerank import RerankEndpoint, ScoreEndpoint
 from octavo.server.responses import ResponsesEndpoint
 from octavo.server.root_path import RootPathMiddleware, normal_root
 from octavo.server.routes import UtilityRoutes, version
@@ -127,6 +129,7 @@ def create_app(
         Route("/v1/messages", MessagesEndpoint(context), methods=["POST"]),
         Route("/v1/messages/count_tokens", CountTokensEndpoint(context), methods=["POST"]),
         Route("/v1/completions", CompletionEndpoint(context), methods=["POST"]),
+        *pooling_routes(context),
         Route("/v1/models", utility.models),
         Route("/v1/models/{name:path}", utility.model),
         Route("/health", utility.health),
@@ -173,6 +176,18 @@ def middleware_of(options: ServerOptions, cells: Cells) -> list[Middleware]:
     if KeyLimits.wanted(options):
         layers.append(Middleware(KeyLimitMiddleware, limits=KeyLimits(options, max(len(options.api_key), 1), cells)))
     return layers
+
+
+def pooling_routes(context: ServerContext) -> list[Route]:
+    rerank, score = RerankEndpoint(context), ScoreEndpoint(context)
+    return [
+        Route("/v1/embeddings", EmbeddingsEndpoint(context), methods=["POST"]),
+        Route("/v1/rerank", rerank, methods=["POST"]),
+        Route("/rerank", rerank, methods=["POST"]),
+        Route("/v2/rerank", RerankEndpoint(context, cohere=True), methods=["POST"]),
+        Route("/v1/score", score, methods=["POST"]),
+        Route("/score", score, methods=["POST"]),
+    ]
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -18,9 +18,10 @@ from octavo.errors import ConfigError, RequestError
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.metrics.prometheus import Metrics
+from octavo.models.pooling import Roles
 from octavo.server.logprobs import TokenTexts
 from octavo.server.model_parsers import ModelParsers, model_parsers
-from octavo.types import EngineReady, EngineStats
+from octavo.types import EngineReady, EngineStats, PoolingParams
 
 MAX_TEMPLATES = 16  # of requests that are kept compiled
 T = TypeVar("T")
@@ -36,6 +37,7 @@ class ServerEngine(Protocol):
     model_config: Any
     max_model_len: int
     vocab_size: int
+    roles: Roles
     ready: EngineReady
     stats: EngineStats
 
@@ -52,6 +54,8 @@ class ServerEngine(Protocol):
         cache_salt: str | None = None,
         prompt: str | None = None,
     ) -> AsyncIterator[RequestOutput]: ...
+
+    async def embed(self, prompts: list[list[int]], params: PoolingParams, *, request_id: str, priority: int = 0) -> list[bytes]: ...
 
     def check_prompt(self, prompt_token_ids: list[int], params: SamplingParams) -> None: ...
 

@@ -315,6 +315,8 @@ class GenerationEndpoint:
             await self._fail(error, scope, receive, events)
 
     async def _serve(self, body: bytes, scope: Scope, receive: Receive, events: EventStream, start: float) -> None:
+        if not self.context.engine.roles.generates:
+            raise RequestError(self.context.engine.roles.why_not_generate(), code="unsupported_task")
         job = await self.job(body, scope, start)
         try:
             if job.request.streams:

@@ -11,6 +11,7 @@ import asyncio
 import codecs
 import json
 import math
+import struct
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -20,7 +21,8 @@ from typing import Any
 from octavo.errors import EngineDeadError, RequestError
 from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.frontend.params import SamplingParams, check_ids
-from octavo.types import EngineReady, EngineStats
+from octavo.models.pooling import PoolingConfig, Roles
+from octavo.types import EngineReady, EngineStats, PoolingParams
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "[TOOL_CALLS]")
 EOS = 256 + SPECIALS.index("<|im_end|>")
@@ -62,6 +64,9 @@ class FakeTokenizer:
                     at += size
                     break
         return ids
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens) for text in texts]
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         kept = (i for i in ids if not (skip_special_tokens and i in self.special_token_ids))
@@ -236,7 +241,8 @@ class MockEngine:
     ) -> None:
         self.tokenizer: Any = FakeTokenizer()
         self.chat_template: Any = template or FakeChatTemplate()
-        self.model_config = SimpleNamespace(generation_defaults=defaults or {})
+        self.model_config = SimpleNamespace(generation_defaults=defaults or {}, hidden_size=8)
+        self.roles = Roles(generates=True, pooling=PoolingConfig("last"))
         self.max_model_len = max_model_len
         self.vocab_size = len(VOCAB)
         self.max_num_seqs = 256
@@ -274,6 +280,16 @@ class MockEngine:
                 param="prompt",
                 code="context_length_exceeded",
             )
+
+    async def embed(self, prompts: list[list[int]], params: PoolingParams, *, request_id: str, priority: int = 0) -> list[bytes]:
+        """Counts of the tokens modulo 8, cut and normalized as asked."""
+        await asyncio.sleep(self.tick_s)
+        vectors = []
+        for prompt in prompts:
+            counts = [float(sum(t % 8 == i for t in prompt)) for i in range(params.dimensions or 8)]
+            length = (math.hypot(*counts) or 1.0) if params.normalize else 1.0
+            vectors.append(struct.pack(f"<{len(counts)}f", *(c / length for c in counts)))
+        return vectors
 
     async def generate(
         self,

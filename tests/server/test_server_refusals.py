@@ -246,7 +246,7 @@ def test_routes_and_methods(http):
     refused(http.get(CHAT), 405, "POST")
     refused(http.post("/chat/completions", json={}), 404, "did you mean /v1/chat/completions?")
     refused(http.get("/v1/v1/models"), 404, "did you mean /v1/models?")
-    refused(http.post("/v1/embeddings", json={}), 404, "see /v1/models, /v1/chat/completions")
+    refused(http.post("/v1/images/generations", json={}), 404, "see /v1/models, /v1/chat/completions")
     refused(http.delete("/v1/models"), 405, "GET")
     assert http.head("/health").status_code == 200
 
