@@ -91,9 +91,9 @@ def served(routes: Iterable[BaseRoute]) -> Iterator[Operation]:
 
 
 def undocumented(routes: Iterable[BaseRoute]) -> list[tuple[str, str]]:
-    """(method, path) of what an app serves and nobody described."""
+    """(method, path) of what an app serves and nobody described; the web page's own files are no part of the API."""
     pairs = [(method, route.path) for route in routes if isinstance(route, Route) for method in methods_of(route)]
-    return [pair for pair in pairs if pair not in OPERATIONS]
+    return [pair for pair in pairs if pair not in OPERATIONS and not pair[1].startswith("/web/")]
 
 
 def openapi_document(
