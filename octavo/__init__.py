@@ -12,20 +12,34 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
     from octavo.frontend.async_llm import AsyncLLM
+    from octavo.frontend.beam_search import BeamSearchParams
     from octavo.frontend.llm import LLM
     from octavo.frontend.outputs import CompletionOutput, RequestOutput
     from octavo.frontend.params import SamplingParams
+    from octavo.frontend.structured import StructuredOutputsParams
 
 _EXPORTS = {
     "LLM": "octavo.frontend.llm",
     "AsyncLLM": "octavo.frontend.async_llm",
+    "BeamSearchParams": "octavo.frontend.beam_search",
     "SamplingParams": "octavo.frontend.params",
+    "StructuredOutputsParams": "octavo.frontend.structured",
     "RequestOutput": "octavo.frontend.outputs",
     "CompletionOutput": "octavo.frontend.outputs",
     "EngineConfig": "octavo.config",
 }
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "EngineConfig",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,8 @@ from typing import Any
 
 from octavo.errors import ConfigError
 
+FEW_ROWS, MANY_ROWS = 256, 1024  # what --max-num-seqs auto takes
+
 
 def flag(default: Any, help: str, **metadata: Any) -> Any:
     """A dataclass field that is also a command-line flag."""
@@ -68,7 +70,12 @@ class CacheOptions:
 class SchedulerOptions:
     """Scheduling"""
 
-    max_num_seqs: int = flag(256, "Most sequences that run at the same time.")
+    max_num_seqs: int | None = flag(
+        None,
+        f"Most sequences that run at the same time; auto (the default): {FEW_ROWS}, on a GPU of 64 GiB or more {MANY_ROWS} if they fit.",
+        metavar="N|auto",
+        auto=True,
+    )
     max_num_batched_tokens: int | None = flag(
         None,
         "Token budget: most tokens that one step may advance; auto (the default) also rations prompts beside decodes by predicted time.",
@@ -113,10 +120,9 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
             )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}.")
-        for name in ("max_num_seqs", "tensor_parallel_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{flag_name(name)} must be at least 1, got {getattr(self, name)}.")
-        for name in ("max_model_len", "max_num_batched_tokens", "kv_cache_memory", "num_gpu_blocks_override"):
+        if self.tensor_parallel_size < 1:
+            raise ConfigError(f"--tensor-parallel-size must be at least 1, got {self.tensor_parallel_size}.")
+        for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "kv_cache_memory", "num_gpu_blocks_override"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{flag_name(name)} must be at least 1, got {value}.")
@@ -129,11 +135,17 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
             raise ConfigError(f"--swap-space must be a number of GiB, at least 0, got {self.swap_space}.")
         if self.quantization not in (None, "none"):
             raise ConfigError(f"--quantization {self.quantization} is not supported yet; leave it out to load the checkpoint as it is.")
-        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.rows:
+            given = f"--max-num-seqs ({self.rows})" if self.max_num_seqs else f"the {self.rows} of --max-num-seqs auto"
             raise ConfigError(
-                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs ({self.max_num_seqs}), "
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least {given}, "
                 "so that every running sequence can advance in each step."
             )
+
+    @property
+    def rows(self) -> int:
+        """Most sequences that run at the same time: --max-num-seqs, once it is resolved."""
+        return self.max_num_seqs or FEW_ROWS
 
     def token_budget(self, max_model_len: int, device_type: str) -> int:
         """Most tokens that one step may advance; executors size their buffers by it. ``device_type``: cpu or cuda.
@@ -141,14 +153,14 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
         Without chunked prefill the longest prompt must fit beside a full batch of decodes, or it might never run:
         ConfigError when --max-num-batched-tokens says less.
         """
-        budget = self.max_num_batched_tokens or max(2048 if device_type == "cpu" else 8192, self.max_num_seqs)
+        budget = self.max_num_batched_tokens or max(2048 if device_type == "cpu" else 8192, self.rows)
         if self.enable_chunked_prefill:
             return budget
-        least = max_model_len + self.max_num_seqs
+        least = max_model_len + self.rows
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < least:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least {least} without chunked prefill: the longest "
-                f"prompt ({max_model_len}) beside a full batch ({self.max_num_seqs}). Raise it, or leave it out."
+                f"prompt ({max_model_len}) beside a full batch ({self.rows}). Raise it, or leave it out."
             )
         return max(budget, least)
 
@@ -172,6 +184,7 @@ class ServerOptions:
     served_model_name: tuple[str, ...] = flag((), "Names that clients may ask for (default: the MODEL argument).", repeat=True, nargs="+")
     api_key: tuple[str, ...] = flag((), "Keys that clients must send; repeat the flag for several. Also OCTAVO_API_KEY.", repeat=True)
     chat_template: str | None = flag(None, "Jinja file or text that replaces the model's chat template.")
+    trust_request_chat_template: bool = flag(False, "Take chat templates from requests (chat_template): a template is a program.")
     metrics_require_api_key: bool = flag(False, "Ask for the API key on /metrics too.")
     disable_log_requests: bool = flag(False, "Do not log a line per request.")
     disable_log_stats: bool = flag(False, "Do not log a line about the load every ten seconds.")

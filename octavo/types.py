@@ -8,7 +8,7 @@ those that stay inside the engine process are plain dataclasses.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -43,6 +43,19 @@ class TokenParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None  # None: none; k >= 0: the sampled token's and the k best; -1: whole vocabulary
     prompt_logprobs: int | None = None
+    grammar: str | None = None  # the output must match it: llguidance's JSON form, checked by the front end
+
+
+class GrammarVocabulary(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="vocabulary"):
+    """What grammars must know of the tokens; the engine gets it once, before the first request that has a grammar.
+
+    ``tokens[i]`` are the bytes that token i adds to the text, b"" for an id that is no token. Special tokens, which add
+    no text, carry their own name there, and their ids stand in ``special_token_ids``. ``eos_token_ids`` end an output.
+    """
+
+    tokens: list[bytes]
+    special_token_ids: list[int]
+    eos_token_ids: list[int]
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="generate"):
@@ -71,7 +84,7 @@ class UtilityRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     args: list = []
 
 
-EngineInput = GenerateRequest | AbortRequest | UtilityRequest
+EngineInput = GenerateRequest | AbortRequest | UtilityRequest | GrammarVocabulary
 
 # ---------------------------------------------------------------------------------------------------------------------
 # engine process -> HTTP process
@@ -106,6 +119,7 @@ class TokenDelta(msgspec.Struct, kw_only=True, array_like=True):
     num_cached_tokens: int = 0
     error: str | None = None
     error_status: int = 500  # HTTP status that goes with ``error``: 4xx where the request is to blame
+    ends_in_text: bool = False  # a stop without a stop token: the grammar is complete, and the last token is part of the text
 
 
 class EngineStats(msgspec.Struct, kw_only=True, array_like=True):
@@ -232,6 +246,7 @@ class StepPlan:
 
     ``advances`` holds those with count == 1 first (decodes), so that kernels may split the batch there.
     A row not named in ``advances`` is left as it is.
+    ``masked``: some of its rows follow a grammar, so ``submit`` stops after the forward pass, and ``sample`` goes on.
     """
 
     step: int
@@ -241,10 +256,23 @@ class StepPlan:
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source block, target block): copy-on-write
     swap_ins: list[tuple[int, int]] = field(default_factory=list)  # (CPU block, device block)
     swap_outs: list[tuple[int, int]] = field(default_factory=list)  # (device block, CPU block)
+    masked: bool = False
 
     @property
     def num_tokens(self) -> int:
         return sum(a.count for a in self.advances)
+
+
+@dataclass(slots=True)
+class TokenMasks:
+    """Which tokens the rows with a grammar may draw in a step.
+
+    ``places[i]``: the index, among the rows that the plan samples (in plan order), of the row that ``bits[i]`` is for; the
+    others are free. ``bits``: numpy int32 [len(places), W]; token t is bit t % 32 of word t // 32.
+    """
+
+    places: list[int]
+    bits: Any
 
 
 @dataclass(slots=True)
@@ -277,6 +305,10 @@ class Executor(Protocol):
     num_cpu_blocks: int
 
     def submit(self, plan: StepPlan) -> None: ...
+
+    def sample(self, masks: TokenMasks) -> None:
+        """The second half of the newest submitted step, whose plan is ``masked``: it draws. Comes before the next submit."""
+        ...
 
     def collect(self) -> StepResult:
         """The oldest submitted, uncollected step's result; blocks until it is there."""

@@ -4,8 +4,8 @@
     python scripts/bench_serve.py --url http://127.0.0.1:8000      a server that runs already (any OpenAI-compatible one)
 
 Prompts are random token ids, all different, so that no prefix is shared; temperature 0 and ignore_eos, so that every
-answer has its full length. The client is written on bare asyncio streams: on a machine with few cores an HTTP library's
-own work would be measured too. Standard library only.
+answer has its full length. The client and the figures are those of ``octavo bench serve``; what this adds is a server that
+is started and watched (its start, its memory), and the table for docs/performance.md.
 """
 
 from __future__ import annotations
@@ -17,138 +17,42 @@ import datetime
 import json
 import os
 import random
-import resource
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import time
-import urllib.parse
-from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # runs from a clone, too
+
+from octavo.bench.http import Client, HttpError, parse_address, raise_file_limit, run_loop  # noqa: E402
+from octavo.bench.load import run_load  # noqa: E402
+from octavo.bench.stats import describe, latencies_ms  # noqa: E402
+from octavo.bench.stream import Result, stream  # noqa: E402
+from octavo.cli.flags import parse_size  # noqa: E402
+
 PERFORMANCE = ROOT / "docs" / "performance.md"
 DEFAULT_KV_CACHE = "512M"  # small enough that the runs touch all of it, so that resident memory minus it means something
 FIRST_TOKEN_ID = 100  # below are special tokens
 
 
 @dataclass(frozen=True)
-class Server:
-    host: str
-    port: int
-    model: str = ""
-    api_key: str | None = None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Times in seconds since the request was sent. ``error`` None: complete."""
-
-    first: float = 0.0
-    last: float = 0.0
-    tokens: int = 0
-    error: str | None = None
-
-
-@dataclass(frozen=True)
 class Row:
-    """One load: ``streams`` clients, each with ``requests / streams`` requests one after the other."""
+    """One load: ``requests`` requests, ``streams`` at a time. Latencies are None without a good answer."""
 
     streams: int
     requests: int
     errors: int
     output_tok_s: float
-    ttft_ms: float
-    ttft_p99_ms: float
-    tpot_ms: float
-    tpot_p99_ms: float
+    ttft_ms: float | None
+    ttft_p99_ms: float | None
+    tpot_ms: float | None
+    tpot_p99_ms: float | None
     seconds: float
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# a small HTTP client
-
-
-async def http_lines(server: Server, path: str, body: dict[str, Any] | None = None) -> AsyncIterator[bytes]:
-    """The lines of an answer's body as they arrive, chunked transfer or not. RuntimeError unless the status is 200."""
-    reader, writer = await asyncio.open_connection(server.host, server.port, limit=2**20)
-    try:
-        data = b"" if body is None else json.dumps(body).encode()
-        head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: {server.host}\r\nConnection: close\r\n"
-        head += f"Authorization: Bearer {server.api_key}\r\n" if server.api_key else ""
-        writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
-        status = await reader.readline()
-        headers = {}
-        while (line := await reader.readline()) not in (b"\r\n", b""):
-            name, _, value = line.partition(b":")
-            headers[name.strip().lower()] = value.strip().lower()
-        chunked = headers.get(b"transfer-encoding") == b"chunked"
-        if status.split()[1:2] != [b"200"]:
-            text = await reader.read(10_000)
-            raise RuntimeError(f"{status.decode('latin-1').strip()}: {text.decode('utf-8', 'replace')[:300]}")
-        rest = b""
-        while True:
-            if chunked:
-                size = int(await reader.readline() or b"0", 16)
-                piece = (await reader.readexactly(size + 2))[:-2] if size else b""
-            else:
-                piece = await reader.read(65536)
-            if not piece:
-                break
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                yield line
-        if rest:
-            yield rest
-    finally:
-        writer.close()
-
-
-async def get_json(server: Server, path: str) -> Any:
-    return json.loads(b"\n".join([line async for line in http_lines(server, path)]))
-
-
-async def complete(server: Server, prompt: list[int], max_tokens: int) -> Answer:
-    """One streamed completion. Never raises for what the server does wrong: that is counted."""
-    body = {
-        "model": server.model,
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    start = time.perf_counter()
-    first = last = 0.0
-    tokens, done = 0, False
-    try:
-        async for line in http_lines(server, "/v1/completions", body):
-            if not line.startswith(b"data:"):
-                continue
-            now = time.perf_counter() - start
-            if b"[DONE]" in line:
-                done = True
-            elif b'"completion_tokens"' in line:  # parse only what has to be: the client shares the cores
-                event = json.loads(line[5:])
-                tokens = event["usage"]["completion_tokens"]
-                if event.get("choices"):
-                    last = now
-            elif b'"error"' in line[:20]:
-                return Answer(error=line.decode("utf-8", "replace")[:300])
-            else:
-                first = first or now
-                last = now
-    except (OSError, RuntimeError, ValueError, LookupError, EOFError) as error:
-        return Answer(error=f"{type(error).__name__}: {error}")
-    first = first or last  # a single event
-    if not done or tokens != max_tokens:
-        return Answer(first, last, tokens, f"{tokens} of {max_tokens} tokens, {'complete' if done else 'broken off'}")
-    return Answer(first, last, tokens)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -165,37 +69,44 @@ class Prompts:
         return [self._rng.randrange(FIRST_TOKEN_ID, self._vocab) for _ in range(length)]
 
 
-async def load(server: Server, prompts: Prompts, streams: int, repeat: int, n_in: int, n_out: int) -> tuple[Row, list[str]]:
-    """``streams`` clients at once, each asking ``repeat`` times in a row; and the errors' texts."""
-    queues = [[prompts.next(n_in) for _ in range(repeat)] for _ in range(streams)]
+def encode(client: Client, model: str, prompt: list[int], max_tokens: int) -> bytes:
+    """One streamed completion as it goes over the wire."""
+    body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return client.encode("POST", "/v1/completions", json.dumps(body).encode())
 
-    async def client(mine: list[list[int]]) -> list[Answer]:
-        return [await complete(server, prompt, n_out) for prompt in mine]
 
-    start = time.perf_counter()
-    answers = [answer for many in await asyncio.gather(*map(client, queues)) for answer in many]
-    seconds = time.perf_counter() - start
-    good = [a for a in answers if a.error is None]
-    ttft = [a.first * 1e3 for a in good] or [float("nan")]
-    tpot = [(a.last - a.first) / (a.tokens - 1) * 1e3 for a in good if a.tokens > 1] or [float("nan")]
+def problem_of(result: Result, n_out: int) -> str | None:
+    """What was wrong with an answer; one that is too short is wrong, too."""
+    if result.error is None and result.output_tokens != n_out:
+        return f"{result.output_tokens} of {n_out} tokens, complete"
+    return result.error
+
+
+async def load(client: Client, model: str, prompts: Prompts, streams: int, repeat: int, n_in: int, n_out: int) -> tuple[Row, list[str]]:
+    """``streams * repeat`` requests, ``streams`` at a time; and the errors' texts."""
+    requests = [encode(client, model, prompts.next(n_in), n_out) for _ in range(streams * repeat)]
+    run = await run_load(client, requests, [0.0] * len(requests), streams)
+    problems = [problem_of(result, n_out) for result in run.results]
+    good = [result for result, problem in zip(run.results, problems, strict=True) if problem is None]
+    latencies = latencies_ms(good)
+    ttft, tpot = (describe(latencies[name], (99.0,)) for name in ("ttft", "tpot"))
     row = Row(
         streams=streams,
-        requests=len(answers),
-        errors=len(answers) - len(good),
-        output_tok_s=round(sum(a.tokens for a in answers) / seconds, 1),
-        ttft_ms=round(statistics.median(ttft), 1),
-        ttft_p99_ms=round(quantile(ttft, 0.99), 1),
-        tpot_ms=round(statistics.median(tpot), 2),
-        tpot_p99_ms=round(quantile(tpot, 0.99), 2),
-        seconds=round(seconds, 2),
+        requests=len(requests),
+        errors=len(requests) - len(good),
+        output_tok_s=round(sum(result.output_tokens for result in good) / run.duration, 1),
+        ttft_ms=rounded(ttft["median"], 1),
+        ttft_p99_ms=rounded(ttft["p99"], 1),
+        tpot_ms=rounded(tpot["median"], 2),
+        tpot_p99_ms=rounded(tpot["p99"], 2),
+        seconds=round(run.duration, 2),
     )
-    return row, [a.error for a in answers if a.error is not None]
+    return row, [problem for problem in problems if problem is not None]
 
 
-def quantile(values: list[float], q: float) -> float:
-    """The smallest value that at least the share ``q`` of all does not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-int(q * 1000) * len(ordered) // 1000) - 1)]
+def rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -229,30 +140,29 @@ def memory_bytes(pid: int) -> dict[str, int] | None:
     return total
 
 
-def start_server(arguments: list[str]) -> tuple[subprocess.Popen[bytes], Server]:
+def start_server(arguments: list[str]) -> tuple[subprocess.Popen[bytes], str]:
+    """The process, and the address it will answer at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "octavo", "serve", "--port", str(port), "--disable-log-requests", *arguments]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))}
-    return subprocess.Popen(command, env=environment, stdout=sys.stderr), Server("127.0.0.1", port)
+    return subprocess.Popen(command, env=environment, stdout=sys.stderr), f"http://127.0.0.1:{port}"
 
 
-async def wait_for_answer(process: subprocess.Popen[bytes] | None, server: Server, vocab: int, timeout: float) -> Server:
-    """Ask until the first token has come; returns the server with its model's name."""
+async def wait_for_answer(process: subprocess.Popen[bytes] | None, client: Client, vocab: int, timeout: float) -> str:
+    """Ask until the first token has come; returns the model's name."""
     deadline = time.perf_counter() + timeout
-    problem = "nothing listens"
+    problem: str | None = "nothing listens"
     while time.perf_counter() < deadline:
         if process is not None and process.poll() is not None:
             raise SystemExit(f"bench_serve: the server ended with status {process.returncode} before it answered")
         try:
-            models = await get_json(server, "/v1/models")
-            named = Server(server.host, server.port, models["data"][0]["id"], server.api_key)
-            answer = await complete(named, Prompts(vocab, seed=-1).next(8), 1)
-            if answer.error is None:
-                return named
-            problem = answer.error
-        except (OSError, RuntimeError, ValueError, LookupError, EOFError) as error:
+            model = str((await client.get_json("/v1/models"))["data"][0]["id"])
+            problem = problem_of(await stream(client, encode(client, model, Prompts(vocab, seed=-1).next(8), 1)), 1)
+            if problem is None:
+                return model
+        except (HttpError, LookupError, TypeError) as error:
             problem = f"{type(error).__name__}: {error}"
         await asyncio.sleep(0.02)
     raise SystemExit(f"bench_serve: no answer within {timeout:.0f} s ({problem})")
@@ -271,23 +181,31 @@ def stop_server(process: subprocess.Popen[bytes]) -> None:
 # the whole
 
 
-async def bench(args: argparse.Namespace, server: Server, process: subprocess.Popen[bytes] | None, started: float) -> dict[str, Any]:
-    server = await wait_for_answer(process, server, args.vocab, args.timeout)
-    result: dict[str, Any] = {"model": server.model, "input_len": args.input_len, "output_len": args.output_len}
+async def bench(args: argparse.Namespace, url: str, process: subprocess.Popen[bytes] | None, started: float) -> dict[str, Any]:
+    client = Client(parse_address(url), headers={"Authorization": f"Bearer {args.api_key}"} if args.api_key else None)
+    try:
+        return await measure(args, client, process, started)
+    finally:
+        client.close()
+
+
+async def measure(args: argparse.Namespace, client: Client, process: subprocess.Popen[bytes] | None, started: float) -> dict[str, Any]:
+    model = await wait_for_answer(process, client, args.vocab, args.timeout)
+    result: dict[str, Any] = {"model": model, "input_len": args.input_len, "output_len": args.output_len}
     if process is not None:
         result["start_to_first_answer_s"] = round(time.perf_counter() - started, 2)
         at_start = memory_bytes(process.pid)
     prompts = Prompts(args.vocab, args.seed)
-    await load(server, prompts, max(args.streams), 1, 16, 8)  # warm up every batch size on the way
+    await load(client, model, prompts, max(args.streams), 1, 16, 8)  # warm up every batch size on the way
     rows, errors = [], []
     for streams in args.streams:
-        row, texts = await load(server, prompts, streams, args.repeat, args.input_len, args.output_len)
+        row, texts = await load(client, model, prompts, streams, args.repeat, args.input_len, args.output_len)
         rows.append(row)
         errors += texts
         print(f"bench_serve: {streams} streams: {row.output_tok_s} tok/s", file=sys.stderr)
     result["rows"] = [asdict(row) for row in rows]
     if args.clients:
-        row, texts = await load(server, prompts, args.clients, 1, args.clients_len, args.clients_len)
+        row, texts = await load(client, model, prompts, args.clients, 1, args.clients_len, args.clients_len)
         result["clients"] = asdict(row)
         errors += texts
     if process is not None and (memory := memory_bytes(process.pid)) is not None:
@@ -375,9 +293,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def kv_cache_bytes(serve: list[str]) -> int:
     """The size that the server was told, read as the command line itself reads it."""
-    sys.path.insert(0, str(ROOT))
-    from octavo.cli.flags import parse_size
-
     for word, following in zip(serve, [*serve[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if name.replace("_", "-").startswith("--kv-cache-memory"):
@@ -387,17 +302,15 @@ def kv_cache_bytes(serve: list[str]) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)) if hard > 0 else max(soft, 8192), hard))
+    raise_file_limit(max([*args.streams, args.clients]))
     process = None
     started = time.perf_counter()
     if args.url:
-        parts = urllib.parse.urlsplit(args.url if "://" in args.url else f"http://{args.url}")
-        server = Server(parts.hostname or "127.0.0.1", parts.port or 80, api_key=args.api_key)
+        url = args.url
     else:
-        process, server = start_server(args.serve)
+        process, url = start_server(args.serve)
     try:
-        result = facts(args) | asyncio.run(bench(args, server, process, started))
+        result = facts(args) | run_loop(bench(args, url, process, started))
     finally:
         if process is not None:
             stop_server(process)

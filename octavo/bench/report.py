@@ -68,7 +68,7 @@ def notes(result: dict[str, Any]) -> list[str]:
     if result["answers_in_one_chunk"]:
         lines.append(
             f"{result['answers_in_one_chunk']} answers of several tokens came in one chunk: their TTFT is the whole answer's, their "
-            "TPOT 0. Servers hold back tokens that have no text yet; without a tokenizer (--skip-tokenizer-init) all are."
+            "TPOT 0. Servers hold back tokens that have no text yet."
         )
     per_chunk = result["mean_tokens_per_chunk"]
     if per_chunk is not None and per_chunk > 1.05:

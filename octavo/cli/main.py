@@ -31,6 +31,7 @@ COMMANDS = {
     "serve": Command("octavo.cli.serve", "[MODEL] [flags]", "Serve a model over an OpenAI-compatible HTTP API."),
     "chat": Command("octavo.cli.chat", "[MODEL | --url URL] [flags]", "Chat in the terminal, with a server or a model."),
     "generate": Command("octavo.cli.generate", "[PROMPT …] [--model MODEL] [flags]", "Generate for prompts, and print the texts or JSON."),
+    "run-batch": Command("octavo.cli.run_batch", "-i FILE -o FILE [--model MODEL] [flags]", "Answer the requests of a file."),
     "bench": Command("octavo.cli.bench", "COMMAND [flags]", "Measure a server, the offline LLM, start-up, or a sweep of loads."),
     "doctor": Command("octavo.cli.doctor", "[--json]", "Show what this machine offers: devices, torch, kernels, model caches."),
     "version": Command("octavo.cli.version", "", "Print the version."),

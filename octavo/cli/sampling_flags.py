@@ -40,6 +40,7 @@ HELP = {
     "bad_words": "Text that is never generated; repeat the flag for several.",
     "allowed_token_ids": "Generate only these token ids, separated by commas.",
     "logit_bias": 'Added to logits, as JSON: {"token id": number}, -100 to 100.',
+    "structured_outputs": 'The form of the output, as JSON with one of json, regex, choice, grammar: {"choice": ["yes", "no"]}.',
 }
 WITHOUT_FLAG = {"detokenize"}  # the commands print text
 _IDS = {"stop_token_ids", "allowed_token_ids"}
@@ -70,6 +71,8 @@ def _action(name: str, annotation: Any) -> dict[str, Any]:
         return {"action": "append", "metavar": "TEXT"}
     if name == "logit_bias":
         return {"type": _parse_bias, "metavar": "JSON"}
+    if name == "structured_outputs":
+        return {"type": _parse_object, "metavar": "JSON"}
     base = next((a for a in typing.get_args(annotation) if a is not type(None)), annotation)
     if base is bool:
         return {"action": Toggle}
@@ -102,3 +105,13 @@ def _parse_bias(text: str) -> dict[int, float]:
         return {int(token): float(bias) for token, bias in data.items()}
     except (ValueError, TypeError, AttributeError):
         raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"17": -100}}') from None
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return data

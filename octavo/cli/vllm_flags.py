@@ -131,7 +131,6 @@ UNSUPPORTED: dict[str, str] = {
     "--tool-call-parser": _PARSERS,
     "--tool-parser-plugin": _PARSERS,
     "--tool-server": _PARSERS,
-    "--trust-request-chat-template": "",
     "--uds": _PROXY,
     "--use-tqdm-on-load": "",
     "--uvicorn-log-level": "Use --log-level.",

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ from octavo.types import (
     EngineReady,
     FinishReason,
     GenerateRequest,
+    GrammarVocabulary,
     Heartbeat,
     StepOutputs,
     TokenDelta,
@@ -43,13 +45,17 @@ from octavo.types import (
 logger = logging.getLogger("octavo.engine")
 
 HEARTBEAT_S = 1.0
+IDLE_MS = 50  # without a request before something is prepared: a short pause between two is none
 
 
 class EngineServer:
     """Feeds an Engine from a socket and sends what it makes to another: one message a step."""
 
-    def __init__(self, engine: Engine, receive: zmq.Socket, send: Any) -> None:
+    def __init__(self, engine: Engine, receive: zmq.Socket, send: Any, prepare: Callable[[], bool] = lambda: False) -> None:
+        """``prepare`` is called again and again while there is nothing to do, until it answers False."""
         self.engine = engine
+        self.prepare = prepare
+        self.idle_wait_ms = IDLE_MS
         self.receive = receive
         self.send = send
         self.decoder = msgspec.msgpack.Decoder(EngineInput)
@@ -69,10 +75,12 @@ class EngineServer:
     def _intake(self) -> list[TokenDelta]:
         """Take in everything that has arrived; with nothing to do, wait for it."""
         outputs: list[TokenDelta] = []
-        wait_ms = 0 if self.engine.has_work() else int(HEARTBEAT_S * 1000)
-        while self.receive.poll(wait_ms):
+        busy = self.engine.has_work()
+        while self.receive.poll(0 if busy else self.idle_wait_ms):
             outputs += self._handle(self.decoder.decode(self.receive.recv(copy=False).buffer))
-            wait_ms = 0
+            busy, self.idle_wait_ms = True, IDLE_MS
+        if not busy:
+            self.idle_wait_ms = 0 if self.prepare() else int(HEARTBEAT_S * 1000)
         return outputs
 
     def _handle(self, message: EngineInput) -> list[TokenDelta]:
@@ -89,6 +97,9 @@ class EngineServer:
             return []
         if isinstance(message, AbortRequest):
             return self.engine.abort(message.request_id, message.index)
+        if isinstance(message, GrammarVocabulary):
+            self.engine.set_vocabulary(message)
+            return []
         self._emit(self._call(message))
         return []
 
@@ -138,7 +149,7 @@ def main() -> None:
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
         send(ready)
-        EngineServer(engine, receive, send).run()
+        EngineServer(engine, receive, send, executor.prepare).run()
         executor.shutdown()
     except BaseException as error:  # whatever it is, the parent must learn of it
         code = 1
@@ -152,7 +163,7 @@ def main() -> None:
 
 def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
     begun = time.perf_counter()
-    from octavo.executor.warmup import KernelWarmup
+    from octavo.executor.warmup import KernelWarmup, open_gpu
     from octavo.models.config import read_model_config
     from octavo.models.context import resolve_max_model_len
 
@@ -161,6 +172,8 @@ def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
     max_model_len = resolve_max_model_len(config.max_model_len, model_config)
     timings = {"config": round(time.perf_counter() - begun, 3)}
     kernels = KernelWarmup.start(config, model_config, max_model_len)  # other cores compile while this one imports and loads
+    if config.device != "cpu":
+        threading.Thread(target=open_gpu, daemon=True).start()
     from octavo.executor.local import LocalExecutor  # imports torch
 
     timings["imports"] = round(time.perf_counter() - begun - timings["config"], 3)
@@ -171,7 +184,7 @@ def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
         progress=lambda stage, fraction, detail: send(EngineProgress(stage=stage, fraction=fraction, detail=detail)),
         kernels=kernels,
     )
-    engine = Engine(config, executor, max_model_len=executor.max_model_len)
+    engine = Engine(executor.config, executor, max_model_len=executor.max_model_len)
     timings.update(executor.timings)
     timings["total"] = round(time.perf_counter() - begun, 3)
     logger.debug("%s", startup_tree(timings))

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import hashlib
 from enum import Enum, auto
+from typing import Any
 
+from octavo.engine.grammar import Matcher
 from octavo.types import GenerateRequest, TokenLogprobs
 
 NEVER = 1 << 62
@@ -30,7 +32,10 @@ class Status(Enum):
 class Request:
     """What a client asked for, and its ``n`` sequences."""
 
-    __slots__ = ("cache_salt", "end_ids", "id", "num_cached_tokens", "order", "params", "prompt", "prompt_logprobs", "sequences", "started")
+    __slots__ = (
+        "allowed_bits", "cache_salt", "end_ids", "id", "num_cached_tokens", "order", "params", "prompt", "prompt_logprobs", "sequences",
+        "started",
+    )  # fmt: skip
 
     def __init__(self, source: GenerateRequest, order: tuple, max_length: int, seed: int) -> None:
         """``order`` sorts requests (see policy.py); ``max_length`` bounds prompt and output together, in tokens."""
@@ -40,6 +45,7 @@ class Request:
         self.prompt = source.prompt_token_ids
         self.cache_salt = source.cache_salt
         self.end_ids = frozenset(params.eos_token_ids) | frozenset(params.stop_token_ids)
+        self.allowed_bits: Any = None  # allowed_token_ids as a mask, once a grammar needs it
         self.order = order
         self.started = False  # whether it was ever admitted
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache when it started
@@ -84,6 +90,7 @@ class Sequence:
         "hashes",
         "index",
         "length",
+        "matcher",
         "max_length",
         "min_length",
         "num_computed",
@@ -125,6 +132,7 @@ class Sequence:
         self.publish_at = NEVER
         self.row = -1
         self.sample_rows: tuple[int, ...] = ()
+        self.matcher: Matcher | None = None  # of its grammar; has taken in the outputs among ``tokens``
         self.row_ready = False  # whether the device's row has been initialized for this sequence
 
     @property

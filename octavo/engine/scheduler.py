@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from octavo.engine.cost_model import StepWork, pairs_of
+from octavo.engine.grammar import Grammar, Grammars, Matcher
 from octavo.engine.kv_manager import KVManager
 from octavo.engine.pace import Line, Pace, Room
 from octavo.engine.policy import POLICIES, OrderedSequences, Preemption, RecomputePreemption
@@ -32,6 +33,7 @@ from octavo.types import (
     StepResult,
     TokenDelta,
     TokenLogprobs,
+    TokenMasks,
 )
 
 
@@ -76,23 +78,36 @@ class Scheduler:
         self.stats = EngineStats()
         self._ready: list[TokenDelta] = []
         self._num_added = 0
+        self._num_following = 0  # unfinished sequences with a grammar
         self._last_step = -1  # the last step planned: no later one touches what is released now
 
     # -- intake ---------------------------------------------------------------------------------------------------------
 
-    def add(self, source: GenerateRequest) -> None:
-        """Take a request in. RequestError for one that could never finish here; nothing is kept of it then."""
-        max_length = self._check(source)
+    def add(self, source: GenerateRequest, grammar: Grammar | None = None, number: int | None = None) -> None:
+        """Take a request in. RequestError for one that could never finish here; nothing is kept of it then.
+
+        ``grammar``: the compiled ``params.grammar``, which every one of its sequences follows. ``number``: its place among all
+        requests, from ``take_number``, when it has waited elsewhere.
+        """
+        max_length = self.check(source)
         params = source.params
-        counter = self._num_added
-        self._num_added += 1
+        counter = self.take_number() if number is None else number
         seed = derive_seed(self.settings.seed, counter) if params.seed is None else params.seed
         request = Request(source, self.policy.order(source, counter), max_length, seed)
         if params.max_tokens == 0 and not request.awaits_prompt_logprobs:  # nothing to compute
             self._ready.extend(self._delta(seq, [], "length", request.take_prompt_logprobs()) for seq in request.sequences)
             return
+        if grammar is not None:
+            for seq in request.sequences:
+                seq.matcher = Matcher(grammar)
+            self._num_following += len(request.sequences)
         self.requests[request.id] = request
         self.waiting.add(request.sequences[0])
+
+    def take_number(self) -> int:
+        """A request's place in the order of arrival. Seeds of those that bring none depend on it."""
+        self._num_added += 1
+        return self._num_added - 1
 
     def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
         """End a request, or one of its sequences. Unknown or finished ones give no delta and no error."""
@@ -155,6 +170,7 @@ class Scheduler:
             record.sampled.extend(chunk.drawing)
             self.kv.publish(chunk.seq)  # only now, so that no sequence of this step reads what this step writes
         record.work.rows = len(record.sampled)
+        plan.masked = self._num_following > 0 and any(seq.matcher is not None for seq in record.sampled)
         self._last_step = step
         self.in_flight.append(record)
         self.stats.num_steps += 1
@@ -357,12 +373,45 @@ class Scheduler:
                 delta.finish_reason = "stop"
                 delta.stop_reason = None if token in request.params.eos_token_ids else token
                 self._end(seq)
+            elif seq.matcher is not None and not seq.matcher.accept(token):
+                self._fail(seq, deltas)
+                continue
+            elif seq.matcher is not None and seq.matcher.finished:  # no end token needed, nor min_tokens: nothing can follow
+                delta.finish_reason = "stop"
+                delta.ends_in_text = True
+                self._end(seq)
             elif length >= seq.max_length:
                 delta.finish_reason = "length"
                 self._end(seq)
             deltas.append(delta)
         self.stats.generation_tokens += num_accepted
         return deltas
+
+    def masks(self, grammars: Grammars) -> tuple[TokenMasks, list[TokenDelta]]:
+        """What the rows of the newest planned step, whose plan is ``masked``, may draw. All steps before must be applied.
+
+        Also the last deltas of sequences for which no token is left: they end here, well or not.
+        """
+        places = [i for i, seq in enumerate(self.in_flight[-1].sampled) if seq.matcher is not None and seq.status is not Status.FINISHED]
+        followers = [self.in_flight[-1].sampled[i] for i in places]
+        bits, stuck = grammars.masks(followers)
+        deltas: list[TokenDelta] = []
+        for seq in stuck:
+            if seq.status is Status.FINISHED:  # with a sibling
+                continue
+            if seq.matcher.may_end:
+                self._end(seq)
+                deltas.append(self._delta(seq, [], "stop"))
+            else:
+                self._fail(seq, deltas)
+        return TokenMasks(places, bits), deltas
+
+    def _fail(self, seq: Sequence, deltas: list[TokenDelta]) -> None:
+        """End the request of a sequence that can't go on in its grammar."""
+        live, message = seq.request.live, seq.matcher.complaint
+        for each in reversed(live):
+            self._end(each)
+        deltas.extend(self._delta(each, [], "error", error=message, error_status=400) for each in live)
 
     def _apply_errors(self, record: StepRecord, result: StepResult, deltas: list[TokenDelta]) -> None:
         """End the requests whose rows the executor could not run; the others go on."""
@@ -417,6 +466,7 @@ class Scheduler:
         self.kv.release(seq, self._last_step)
         self._free_row(seq)
         seq.status = Status.FINISHED
+        self._num_following -= seq.matcher is not None
         if not request.live:
             del self.requests[request.id]
 
@@ -433,6 +483,7 @@ class Scheduler:
         finish_reason: FinishReason,
         prompt_logprobs: list[TokenLogprobs] | None = None,
         error: str | None = None,
+        error_status: int = 500,
     ) -> TokenDelta:
         return TokenDelta(
             request_id=seq.request.id,
@@ -442,9 +493,10 @@ class Scheduler:
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=seq.request.num_cached_tokens,
             error=error,
+            error_status=error_status,
         )
 
-    def _check(self, source: GenerateRequest) -> int:
+    def check(self, source: GenerateRequest) -> int:
         """RequestError for a request that can never finish here; else its longest length, prompt and output, in tokens."""
         settings, params = self.settings, source.params
         num_prompt = len(source.prompt_token_ids)

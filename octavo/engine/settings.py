@@ -53,7 +53,7 @@ class SchedulerSettings:
             num_blocks=num_blocks,
             block_size=config.block_size,
             max_model_len=max_model_len,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.rows,
             max_num_batched_tokens=config.token_budget(max_model_len, device_type),
             chunked_prefill=config.enable_chunked_prefill,
             prefix_caching=config.enable_prefix_caching,

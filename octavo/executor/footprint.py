@@ -14,6 +14,8 @@ from octavo.models.config import ModelConfig
 MIB = 2**20
 LOGITS_CHUNK = 256  # prompt positions whose logits exist at the same time, for prompt_logprobs
 GRAPH_PROMPT_TOKENS = 2048  # most prompt tokens of a captured step
+# What the driver takes for captured steps, some 6 MiB each: this share of the GPU's memory, up to a bound.
+GRAPH_SHARE, MOST_GRAPHS = 128, 1024 * MIB
 SLACK = 256 * MIB  # allocator fragmentation and libraries' workspaces made later
 CPU_SLACK = 64 * MIB
 LOGPROBS_ELEMENTS = 2**24  # logits that log-probabilities are computed of at a time
@@ -122,7 +124,7 @@ def footprint(
     ranks: int = 1,
 ) -> Footprint:
     """What ``config`` needs to serve sequences of ``max_model_len`` tokens."""
-    rows = config.max_num_seqs
+    rows = config.rows
     tokens = config.token_budget(max_model_len, "cpu" if on_cpu else "cuda")
     if on_cpu:  # nothing is set aside there for options that few requests use
         moment, kept = rows * model.vocab_size * (dtype_bytes + 4), 0

@@ -43,7 +43,7 @@ class GraphPool:
             return body()
         step = self.steps.get(key)
         if step is None:
-            step = self.steps[key] = self._capture(key, body)
+            step = self.capture(key, body)
         step.graph.replay()
         return step.output
 
@@ -66,15 +66,16 @@ class GraphPool:
         current.wait_stream(self.stream)
         self._reserved = graph  # as long as it lives, the pool keeps the memory
 
-    def _capture(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep:
+    def capture(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep:
         """Run the body once (compiles kernels, sizes workspaces), undo what that did to the rows, then record it."""
-        begun = time.perf_counter()
+        times = [time.perf_counter()]
         rows = self.rows
         saved = (rows.last_token.clone(), rows.num_computed.clone())
         body()
         rows.last_token.copy_(saved[0])
         rows.num_computed.copy_(saved[1])
         torch.cuda.synchronize()
+        times.append(time.perf_counter())
         graph = torch.cuda.CUDAGraph()
         # Not ``torch.cuda.graph``: it collects garbage and empties the allocator's cache each time, ten times the cost of this.
         current = torch.cuda.current_stream()
@@ -83,11 +84,15 @@ class GraphPool:
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 output = body()
+                times.append(time.perf_counter())
             finally:
                 graph.capture_end()
         current.wait_stream(self.stream)
-        logger.debug("captured step graph %s in %.0f ms", key, (time.perf_counter() - begun) * 1e3)
-        return CapturedStep(graph, output)
+        times.append(time.perf_counter())
+        parts = ((b - a) * 1e3 for a, b in zip(times, times[1:], strict=False))
+        logger.debug("captured step graph %s: run %.0f ms, captured %.0f ms, made %.0f ms", key, *parts)
+        step = self.steps[key] = CapturedStep(graph, output)
+        return step
 
 
 def round_up(count: int, sizes: list[int]) -> int:

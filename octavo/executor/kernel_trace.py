@@ -9,14 +9,18 @@ Changes torch and Triton for the whole process: only for ``octavo.executor.warmu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from octavo.config import EngineConfig
+from octavo.config import MANY_ROWS, EngineConfig
 from octavo.executor.kernel_keys import settle_cache_keys
+from octavo.executor.memory import MANY_ROWS_BYTES
 from octavo.executor.warmup import Gpu
 from octavo.models.config import ModelConfig, RopeConfig
 
@@ -64,10 +68,27 @@ class Recorder:
         if key not in self.launches:
             name = getattr(kernel, "__name__", str(kernel))
 
-            def compile() -> Any:
-                return self.run(kernel, *args, grid=(1,), warmup=True, **options)
+            def compile() -> None:
+                build_launcher(self.run(kernel, *args, grid=(1,), warmup=True, **options))
 
             self.launches[key] = Launch(name, self.first, compile)
+
+
+def build_launcher(compiled: Any) -> None:
+    """Up to Triton 3.6 a C compiler makes a launcher for each kind of signature, and keeps it on disk like the kernel."""
+    with suppress(Exception):  # made by the engine then
+        from triton.backends.nvidia import driver
+
+        if hasattr(driver, "make_launcher"):  # later ones have one launcher for all
+            driver.CudaLauncher(compiled.src, compiled.metadata)
+
+
+def build_driver_module() -> None:
+    """The C module through which Triton talks to the driver; kept on disk. Makes no context."""
+    with suppress(Exception):
+        from triton.backends.nvidia.driver import CudaUtils
+
+        CudaUtils()
 
 
 def _kind(value: Any, loose: bool) -> Any:
@@ -99,8 +120,9 @@ class Driver:
         return self._target
 
 
-def trace(request: dict[str, Any], gpu: Gpu) -> list[Launch]:
-    """The kernels that the model's steps need, those of the first answer first. ``request``: by ``warmup.describe``."""
+def trace(request: dict[str, Any], gpu: Gpu) -> Iterator[list[Launch]]:
+    """The kernels that the model's steps need: those of the first answer, then the others. ``request``: by ``warmup.describe``."""
+    _spare_imports()
     import triton
     from triton.runtime.jit import JITFunction
 
@@ -109,11 +131,48 @@ def trace(request: dict[str, Any], gpu: Gpu) -> list[Launch]:
     _pretend(gpu)
     recorder = Recorder(JITFunction.run)
     JITFunction.run = lambda kernel, *args, **options: recorder(kernel, *args, **options)
-    with torch.inference_mode():
-        for first, part in steps(request):
-            recorder.first = first
-            part()
-    return sorted(recorder.launches.values(), key=lambda launch: not launch.first)
+    parts = steps(request, gpu)
+    for wanted in (True, False):
+        recorder.first = wanted
+        with torch.inference_mode():
+            for first, part in parts:
+                if first == wanted:
+                    part()
+        yield [launch for launch in recorder.launches.values() if launch.first == wanted]
+
+
+class _Stub(ModuleType):
+    """Stands for a module of torch that takes seconds to import and of which one function is called here; asked for anything
+    else, it makes room for the module itself."""
+
+    def __init__(self, name: str, **contents: Any) -> None:
+        super().__init__(name)
+        self.__dict__.update(contents)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        from importlib import import_module
+
+        sys.modules.pop(self.__name__, None)
+        return getattr(import_module(self.__name__), name)
+
+
+def _spare_imports() -> None:
+    """Operations on "meta" tensors ask for torch's compiler, only to say that they are not to be compiled."""
+    stubs = (
+        _Stub("torch._dynamo", disable=lambda fn=None, recursive=True, **_: fn),
+        # what these say of plain integers, which all sizes are here
+        _Stub(
+            "torch.fx.experimental.symbolic_shapes",
+            **dict.fromkeys(("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious", "statically_known_true"), bool),
+            **dict.fromkeys(("has_hint", "has_guarding_hint"), lambda size: True),
+            guarding_hint_or_throw=int,
+            is_nested_int=lambda size: False,
+        ),
+    )
+    for stub in stubs:
+        sys.modules.setdefault(stub.__name__, stub)
 
 
 def _pretend(gpu: Gpu) -> None:
@@ -124,6 +183,7 @@ def _pretend(gpu: Gpu) -> None:
 
     torch.cuda.is_available = lambda: False  # nothing here may make a context on the GPU
     torch.Tensor.is_cuda = property(lambda self: True)  # type: ignore[assignment,method-assign]
+    launch.remember_launches(False)
     launch._supported = lambda index: gpu.capability >= (9, 0)
     attention._multiprocessors = lambda device: gpu.multiprocessors
 
@@ -136,16 +196,16 @@ def _pretend(gpu: Gpu) -> None:
     step_graphs.GraphPool = NoPool  # type: ignore[misc]
 
 
-def steps(request: dict[str, Any]) -> list[tuple[bool, Callable[[], Any]]]:
+def steps(request: dict[str, Any], gpu: Gpu) -> list[tuple[bool, Callable[[], Any]]]:
     """(needed for the first answer, something to run) in order."""
     from octavo.executor.step_graphs import LOGITS, MAX_PROMPTS, PROMPT_TOKENS
     from octavo.sampling.sampler import GREEDY, RANDOM, TRUNCATED
 
-    runner = make_runner(request)
+    runner = make_runner(request, gpu)
     graphs = runner.graphs
     if graphs is None:
         return []
-    largest, mixed = graphs.sizes[-1], graphs.mixed_sizes
+    mixed = graphs.mixed_sizes
 
     def decode(bucket: int, mode: str) -> Callable[[], Any]:
         return lambda: graphs._decode_body(bucket, mode)
@@ -153,12 +213,18 @@ def steps(request: dict[str, Any]) -> list[tuple[bool, Callable[[], Any]]]:
     def prompts(decodes: int, tokens: int, mode: str) -> Callable[[], Any]:
         return lambda: graphs._mixed_body(decodes, tokens, MAX_PROMPTS, mode)
 
+    def long_prompts(tokens: int, mode: str) -> Callable[[], Any]:
+        packed = torch.empty(3 * tokens + 6 * 2 + 1, dtype=torch.int64, device=runner.device)
+        return lambda: graphs._mixed_body(mixed[0], tokens, 2, mode, packed, tokens)
+
     modes = (GREEDY, RANDOM, TRUNCATED)
+    # What the warm-up runs, which the first answer waits for, and then what a first request is likely to ask for.
     found: list[tuple[bool, Callable[[], Any]]] = [(True, lambda: uploads(runner))]
-    found += [(True, decode(1, mode)) for mode in (*modes, LOGITS)] + [(True, decode(largest, mode)) for mode in (TRUNCATED, LOGITS)]
-    found += [(True, prompts(0, tokens, mode)) for mode in modes for tokens in (PROMPT_TOKENS[0], PROMPT_TOKENS[-1])]
-    found += [(True, prompts(mixed[-1], PROMPT_TOKENS[-1], TRUNCATED)), (True, lambda: eager(runner))]
-    found += [(False, decode(bucket, mode)) for bucket in graphs.sizes[:-1] for mode in (*modes, LOGITS)]
+    found += [(True, prompts(0, PROMPT_TOKENS[0], mode)) for mode in (GREEDY, RANDOM)] + [(True, decode(1, GREEDY))]
+    found += [(False, prompts(0, PROMPT_TOKENS[0], mode)) for mode in modes] + [(False, decode(1, mode)) for mode in (*modes, LOGITS)]
+    found += [(False, lambda: eager(runner))] + [(False, long_prompts(tokens, mode)) for tokens in (4096, 4097) for mode in modes]
+    found += [(False, prompts(0, tokens, mode)) for tokens in PROMPT_TOKENS[-1:] for mode in modes]
+    found += [(False, decode(bucket, mode)) for bucket in graphs.sizes for mode in (*modes, LOGITS)]
     # What varies with prompts' tokens is whether there are few rows, and then how many.
     found += [(False, prompts(d, t, mode)) for d in (0, *mixed) for t in (*PROMPT_TOKENS[:3], PROMPT_TOKENS[-1]) for mode in modes]
     return found
@@ -173,7 +239,7 @@ def uploads(runner: Any) -> None:
 
 
 def eager(runner: Any) -> None:
-    """A prompt that is too long for a captured step: the same layers, block tables gathered by the host."""
+    """A step that no body of ``StepGraphs`` runs: the same layers, block tables gathered by the host."""
     from octavo.attention.base import AttentionMetadata, ForwardContext
 
     tokens, device = 4096, runner.device
@@ -199,13 +265,15 @@ def eager(runner: Any) -> None:
         runner.model(ints(tokens), ForwardContext(metadata, runner.backend, runner.kv_caches))
 
 
-def make_runner(request: dict[str, Any]) -> Any:
+def make_runner(request: dict[str, Any], gpu: Gpu) -> Any:
     """A ModelRunner whose tensors have no memory, on a model of few layers: all of a kind launch the same kernels."""
     from octavo.executor.local import resolve_dtype
     from octavo.executor.model_runner import ModelRunner
     from octavo.models import loader
 
     config, fields = EngineConfig(**request["config"]), dict(request["model"])
+    if gpu.total_memory >= MANY_ROWS_BYTES and config.max_num_seqs is None:
+        config = replace(config, max_num_seqs=MANY_ROWS)
     fields |= {"path": "", "rope": RopeConfig(**fields["rope"])}
     if fields["sliding_window_layers"] is not None:
         fields["sliding_window_layers"] = tuple(fields["sliding_window_layers"])
@@ -222,7 +290,7 @@ def make_runner(request: dict[str, Any]) -> Any:
         backend,
         caches,
         block_size=config.block_size,
-        max_rows=config.max_num_seqs,
+        max_rows=config.rows,
         max_model_len=request["max_model_len"],
         vocab_size=model_config.vocab_size,
         device=device,

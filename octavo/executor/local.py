@@ -17,15 +17,16 @@ from octavo.attention.selector import select_backend
 from octavo.config import EngineConfig
 from octavo.distributed.group import Group
 from octavo.errors import ConfigError, OutOfMemoryError
+from octavo.executor.footprint import GRAPH_SHARE, MOST_GRAPHS
 from octavo.executor.kernel_keys import settle_cache_keys
-from octavo.executor.memory import Room, available_memory, check_fits, explained, gib, kv_budget
+from octavo.executor.memory import Room, available_memory, check_fits, explained, gib, kv_budget, with_rows
 from octavo.executor.model_runner import ModelRunner, PendingStep
 from octavo.executor.profile import step_peak_bytes
 from octavo.executor.warmup import KernelWarmup
 from octavo.log import kv_cache_line
 from octavo.models.config import ModelConfig
 from octavo.models.loader import load_model
-from octavo.types import StepPlan, StepResult
+from octavo.types import StepPlan, StepResult, TokenMasks
 
 logger = logging.getLogger("octavo.executor")
 
@@ -68,6 +69,7 @@ class LocalExecutor:
 
         with self._timed("device"):
             room = self._room()
+            config = with_rows(config, model_config, max_model_len=max_model_len, dtype_bytes=self.dtype.itemsize, room=room)
             check_fits(config, model_config, max_model_len=max_model_len, dtype_bytes=self.dtype.itemsize, room=room)
         with self._timed("weights"), explained("while the weights were loaded", self._describe):
             report("weights", 0.0, "")
@@ -81,6 +83,7 @@ class LocalExecutor:
                 seed=config.seed,
                 progress=lambda fraction: report("weights", fraction, ""),
             )
+        self.config = config  # resolved
         backend = select_backend(self.device, config.attention_backend)
 
         def make_caches(num_blocks: int) -> list[Any]:
@@ -95,15 +98,12 @@ class LocalExecutor:
                 backend,
                 make_caches(1),
                 block_size=config.block_size,
-                max_rows=config.max_num_seqs,
+                max_rows=config.rows,
                 max_model_len=max_model_len,
                 vocab_size=model_config.vocab_size,
                 device=self.device,
                 use_graphs=env.decode_graphs(not on_cpu and not config.enforce_eager),
             )
-        with self._timed("kernels"):
-            if not on_cpu:
-                self.kernels.wait_first()
         with self._timed("profile"), explained("in a trial of the heaviest steps", self._describe):
             free_bytes = available_memory() if on_cpu else self._free_gpu_bytes(config, max_model_len)
         with self._timed("kv_cache"), explained("while the KV cache was made", self._describe):
@@ -121,9 +121,15 @@ class LocalExecutor:
         # Only --num-gpu-blocks-override can give less than one longest sequence; then no longer one is served.
         self.max_model_len = min(max_model_len, self.num_blocks * config.block_size)
         report("KV cache", None, kv_cache_line(self.num_blocks, config.block_size, self.max_model_len))
+        with self._timed("kernels"):
+            if not on_cpu:
+                self.kernels.wait_first()
         with self._timed("warm_up"), explained("while the first steps were captured", self._describe):
             report("warm-up", None, "")
             self.runner.warm_up()
+        if not on_cpu:  # steps captured when they are asked for shall find room, too
+            free, total = torch.cuda.mem_get_info(self.device)
+            self._least_free = free - graph_bytes(total) * 3 // 4
         self.steps_ahead = env.steps_ahead(0 if on_cpu else 1)
         self._pending: deque[PendingStep] = deque()
 
@@ -134,8 +140,23 @@ class LocalExecutor:
             with explained(f"in a step of {plan.num_tokens} tokens", self._describe):
                 raise
 
+    def sample(self, masks: TokenMasks) -> None:
+        try:
+            self.runner.sample(self._pending[-1], masks)
+        except (RuntimeError, MemoryError):
+            with explained("while tokens were drawn", self._describe):
+                raise
+
     def collect(self) -> StepResult:
         return self._pending.popleft().to_result()
+
+    def prepare(self) -> bool:
+        """With nothing else to do, do a little that makes later steps quicker; False when nothing is left to prepare (now)."""
+        graphs = self.runner.graphs
+        if graphs is None or not self.kernels.ended() or self._pending or torch.cuda.mem_get_info(self.device)[0] < self._least_free:
+            return False
+        with torch.inference_mode():
+            return graphs.capture_next()
 
     def forget(self) -> None:
         """Drop the results of steps that were submitted and not collected."""
@@ -166,10 +187,11 @@ class LocalExecutor:
     def _free_gpu_bytes(self, config: EngineConfig, max_model_len: int) -> int:
         """What --gpu-memory-utilization leaves for the KV cache, whoever else uses the card."""
         budget = config.token_budget(max_model_len, "cuda")
-        peak = step_peak_bytes(self.runner, token_budget=budget, max_rows=config.max_num_seqs)
+        peak = step_peak_bytes(self.runner, token_budget=budget, max_rows=config.rows)
         free, total = torch.cuda.mem_get_info(self.device)
         logger.debug("a step needs up to %.2f GiB beside weights and KV cache", peak / 2**30)
-        return int(total * config.gpu_memory_utilization) - (total - free) - peak
+        graphs = 0 if self.runner.graphs is None else graph_bytes(total)
+        return int(total * config.gpu_memory_utilization) - (total - free) - peak - graphs
 
     def _timed(self, name: str) -> _Timer:
         return _Timer(self.timings, name)
@@ -193,6 +215,11 @@ def _warn_of_idle_flags(config: EngineConfig, on_cpu: bool) -> None:
         logger.warning("--gpu-memory-utilization says nothing on a CPU; --kv-cache-memory sets the size of the KV cache.")
     if config.swap_space != defaults["swap_space"]:
         logger.warning("--swap-space has no effect yet: preempted sequences are recomputed, not swapped out.")
+
+
+def graph_bytes(total: int) -> int:
+    """What is left for the driver's part of captured steps, of a GPU with ``total`` bytes."""
+    return min(total // GRAPH_SHARE, MOST_GRAPHS)
 
 
 def resolve_device(config: EngineConfig) -> torch.device:

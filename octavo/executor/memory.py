@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from octavo.config import EngineConfig
+from octavo.config import FEW_ROWS, MANY_ROWS, EngineConfig
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.executor.footprint import Footprint, footprint, kv_block_bytes
 from octavo.models.config import ModelConfig
 
 GIB = 2**30
+MANY_ROWS_BYTES = 64 * GIB  # from this GPU memory on
 MIB = 2**20
 CPU_DEFAULT_KV_BYTES = 4 * GIB
 CPU_DEFAULT_KV_SHARE = 0.4  # of the memory that is free at start
@@ -44,6 +45,18 @@ class KvBudget:
 
     num_blocks: int
     block_bytes: int
+
+
+def with_rows(config: EngineConfig, model: ModelConfig, *, max_model_len: int, dtype_bytes: int, room: Room) -> EngineConfig:
+    """``config`` with --max-num-seqs auto resolved: many rows where memory is plenty and they fit."""
+    if config.max_num_seqs is not None:
+        return config
+    if not room.on_cpu and room.total >= MANY_ROWS_BYTES and (config.max_num_batched_tokens or MANY_ROWS) >= MANY_ROWS:
+        many = replace(config, max_num_seqs=MANY_ROWS)
+        check = _Check(many, model, max_model_len, dtype_bytes, room)
+        if check.short(many, check.footprint(many)) <= 0:
+            return many
+    return replace(config, max_num_seqs=FEW_ROWS)
 
 
 def check_fits(config: EngineConfig, model: ModelConfig, *, max_model_len: int, dtype_bytes: int, room: Room) -> None:
@@ -115,9 +128,9 @@ class _Check:
             found.append(f"--kv-cache-memory {memory}M")
         if config.num_gpu_blocks_override is None and config.kv_cache_memory is None and (length := self._length(config)) is not None:
             found.append(f"--max-model-len {length}")
-        if (rows := self._largest("max_num_seqs", 1, config.max_num_seqs - 1, 8)) is not None:
+        if (rows := self._largest("max_num_seqs", 1, config.rows - 1, 8)) is not None:
             found.append(f"--max-num-seqs {rows}")
-        least = config.max_num_seqs + (0 if config.enable_chunked_prefill else self.max_model_len)
+        least = config.rows + (0 if config.enable_chunked_prefill else self.max_model_len)
         budget = config.token_budget(self.max_model_len, "cpu" if self.room.on_cpu else "cuda")
         if (tokens := self._largest("max_num_batched_tokens", least, budget - 1, 64)) is not None:
             found.append(f"--max-num-batched-tokens {tokens}")
@@ -190,7 +203,7 @@ class _Check:
 
     def _together(self) -> str | None:
         config = self.config
-        rows = min(config.max_num_seqs, 16)
+        rows = min(config.rows, 16)
         changes: dict[str, Any] = {"max_num_seqs": rows}
         if config.enable_chunked_prefill:
             budget = config.token_budget(self.max_model_len, "cpu" if self.room.on_cpu else "cuda")

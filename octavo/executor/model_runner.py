@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from octavo.executor.step_graphs import LOGITS, StepGraphs, split_mixed
 from octavo.sampling.batch import SamplingState
 from octavo.sampling.logprobs import prompt_logprobs
 from octavo.sampling.sampler import GREEDY, SampleOutput, Sampler
-from octavo.types import Advance, RowInit, StepPlan, StepResult, TokenLogprobs, TokenParams
+from octavo.types import Advance, RowInit, StepPlan, StepResult, TokenLogprobs, TokenMasks, TokenParams
 
 
 def padded_rows(count: int) -> int:
@@ -26,21 +27,36 @@ def padded_rows(count: int) -> int:
     return -(-count // step) * step
 
 
+@dataclass(slots=True)
+class Undrawn:
+    """What a step's second half needs of its first: float32 logits [R, V], their positions, and their rows on the device."""
+
+    logits: torch.Tensor
+    positions: list[int]
+    row_index: torch.Tensor
+
+
 class PendingStep:
     """A submitted step whose sampled tokens the host has not read.
 
     On a GPU the copy to the host is queued right behind the step, so that reading it does not wait for the step after.
     """
 
-    __slots__ = ("done", "output", "prompt_logprobs", "rows", "step")
+    __slots__ = ("done", "output", "prompt_logprobs", "rows", "step", "undrawn")
 
     def __init__(self, step: int, rows: list[int], output: SampleOutput | None, prompt_logprobs: dict[int, list[TokenLogprobs]]) -> None:
         self.step = step
         self.rows = rows
-        self.output = output
+        self.output: SampleOutput | None = None
         self.prompt_logprobs = prompt_logprobs
         self.done: torch.cuda.Event | None = None
-        if output is not None and output.token_ids.is_cuda:
+        self.undrawn: Undrawn | None = None  # a masked step's, between its halves
+        if output is not None:
+            self.finish(output)
+
+    def finish(self, output: SampleOutput) -> None:
+        self.output = output
+        if output.token_ids.is_cuda:
             self.output = output.start_copy()
             self.done = torch.cuda.Event()
             self.done.record()
@@ -110,14 +126,31 @@ class ModelRunner:
 
         entries = self._prompt_logprobs(hidden, plan.advances)
         rows, positions, sources = _sampled(plan.advances)
-        output = None
+        pending = PendingStep(plan.step, rows, None, entries)
         if rows:
             logits = self._logits(hidden[self._to_device(np.array(sources, dtype=np.int64))])
-            output = self.sampler.sample(logits, rows, positions)
             row_index = self._to_device(np.array(rows, dtype=np.int64))
-            self.rows.last_token[row_index] = output.token_ids
             self.rows.num_computed[row_index] = self._to_device(np.array(positions, dtype=np.int64))
-        return PendingStep(plan.step, rows, output, entries)
+            self._draw(pending, Undrawn(logits, positions, row_index), plan.masked)
+        return pending
+
+    @torch.inference_mode()
+    def sample(self, pending: PendingStep, masks: TokenMasks) -> None:
+        """The second half of a masked step, the newest one: what the grammars' rows may draw is known now."""
+        undrawn, pending.undrawn = pending.undrawn, None
+        assert undrawn is not None
+        self.sampler.state.grammar.set_masks(masks)
+        self._draw(pending, undrawn, False)
+        self.sampler.state.grammar.set_masks(None)
+
+    def _draw(self, pending: PendingStep, undrawn: Undrawn, later: bool) -> None:
+        """Draw the step's tokens and put them on their rows, now or when ``sample`` is called."""
+        if later:
+            pending.undrawn = undrawn
+            return
+        output = self.sampler.sample(undrawn.logits, pending.rows, undrawn.positions)
+        self.rows.last_token[undrawn.row_index] = output.token_ids
+        pending.finish(output)
 
     def _replay(self, plan: StepPlan, graphs: StepGraphs) -> PendingStep | None:
         """The step as a CUDA graph; None for a plan that no graph holds."""
@@ -135,9 +168,9 @@ class ModelRunner:
         if mode is not None:
             return PendingStep(plan.step, rows, SampleOutput(graphs.decode(rows, mode)), {})
         logits = graphs.decode(rows, LOGITS)
-        output = self.sampler.sample(logits, rows, [a.start + 1 for a in plan.advances])
-        self.rows.last_token[graphs.row_index[: len(rows)]] = output.token_ids
-        return PendingStep(plan.step, rows, output, {})
+        pending = PendingStep(plan.step, rows, None, {})
+        self._draw(pending, Undrawn(logits, [a.start + 1 for a in plan.advances], graphs.row_index[: len(rows)]), plan.masked)
+        return pending
 
     def _build_inputs(self, advances: list[Advance]) -> tuple[torch.Tensor, AttentionMetadata]:
         """Flat token ids [T] and where each of them lives. Sampled tokens come from the rows, not from the host."""

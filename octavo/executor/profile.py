@@ -1,4 +1,4 @@
-"""Measures what steps need besides weights and KV cache, by running the heaviest ones."""
+"""Measures what steps need besides weights and KV cache, by a trial of the heaviest ones."""
 
 from __future__ import annotations
 
@@ -32,15 +32,21 @@ def step_peak_bytes(runner: ModelRunner, *, token_budget: int, max_rows: int) ->
       worked on at a time; and draws on every row at the end of the longest sequence, with all that keeps or gathers something
       (penalties touch every token a row has had), truncation, and log-probabilities, a few rows' of the whole vocabulary;
     - the largest bodies of captured steps, apart: their memory is a pool of its own.
+
+    Triton's kernels are left out: what a step allocates does not depend on them, and none needs to be compiled for it. (They
+    allocate nothing themselves; libraries' kernels, which may, do run.)
     """
-    graphs = 0 if runner.graphs is None else _graph_bytes(runner, token_budget, max_rows)
-    if runner.graphs is not None:
-        runner.graphs.pool.reserve(graphs)
-    start = _begin()
-    _prompt(runner, token_budget, max_rows)
-    first = torch.cuda.max_memory_allocated()
-    _draws(runner, token_budget, max_rows)
-    torch.cuda.synchronize()
+    from octavo.kernels.triton.launch import skipped_launches
+
+    with skipped_launches():
+        graphs = 0 if runner.graphs is None else _graph_bytes(runner, token_budget, max_rows)
+        if runner.graphs is not None:
+            runner.graphs.pool.reserve(graphs)
+        start = _begin()
+        _prompt(runner, token_budget, max_rows)
+        first = torch.cuda.max_memory_allocated()
+        _draws(runner, token_budget, max_rows)
+        torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated()
     for row in range(max_rows):
         runner.sampler.state.clear_row(row)

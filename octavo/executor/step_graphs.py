@@ -5,19 +5,21 @@ Launching a step's kernels one by one costs the host more than most steps take o
 *Decode*: every sequence runs its newest token. Nothing but the list of rows differs from step to step; inputs are built from
 the rows, the sampled token goes back to its row, and the next step reads it there.
 
-*Mixed*: decodes, and a few prompts or chunks of prompts beside them, whose tokens and places are uploaded in one copy:
+*Mixed*: decodes, and prompts or chunks of prompts beside them, whose tokens and places are uploaded in one copy:
 
     tokens     [ one per decode, padded to D | prompts' tokens, one after another, padded to T ]
     sequences  [ decodes, padded to D        | prompts, padded to P                            ]
 
 Padding decodes stand on a spare row whose slot is -1 and whose length is 0; padding tokens belong to no sequence, and what is
-computed for them goes nowhere. Graphs exist by sizes, rounded up, and by mode (how the rows draw).
+computed for them goes nowhere. Graphs exist by sizes, rounded up, and by mode (how the rows draw). A mixed step of many prompts or
+tokens runs the same body without being captured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,7 +28,7 @@ from octavo.attention.base import AttentionMetadata, ForwardContext
 from octavo.executor.footprint import GRAPH_PROMPT_TOKENS
 from octavo.executor.graph_pool import GraphPool, round_up
 from octavo.sampling.feature import upload
-from octavo.sampling.sampler import TRUNCATED
+from octavo.sampling.sampler import GREEDY, RANDOM, TRUNCATED
 from octavo.types import Advance, RowInit, StepPlan, TokenParams
 
 if TYPE_CHECKING:
@@ -34,12 +36,41 @@ if TYPE_CHECKING:
 
 LOGITS = "logits"  # stop after the logits: the sampler goes on eagerly (penalties, masks, log-probabilities …)
 MAX_PROMPTS = 8
-PROMPT_TOKENS = [16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, GRAPH_PROMPT_TOKENS]
+AHEAD_TOKENS = 1024  # prompt tokens of steps that are captured before they are asked for
+PROMPT_TOKENS = [16, 64, 128, 256, 384, 512, 768, 1024, 1536, GRAPH_PROMPT_TOKENS]
 
 
 def bucket_sizes(max_rows: int) -> list[int]:
-    """1, 2, 4, then multiples of 8 to 64, of 16 to 256, of 32 to 512, of 64 above; the last is max_rows."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 512, 32), *range(512, max_rows + 1, 64)]
+    """1, 2, 4, then steps of an eighth to a half; the last is max_rows.
+
+    Padding costs little: attention skips it, and below some hundred rows the layers wait for their weights. A graph costs some
+    ten milliseconds at its first use.
+    """
+    sizes = [
+        1,
+        2,
+        4,
+        8,
+        16,
+        24,
+        32,
+        48,
+        64,
+        96,
+        128,
+        160,
+        192,
+        224,
+        256,
+        320,
+        384,
+        448,
+        512,
+        640,
+        768,
+        896,
+        *range(1024, max_rows + 1, 256),
+    ]
     return [s for s in sizes if s < max_rows] + [max_rows]
 
 
@@ -52,13 +83,14 @@ class StepGraphs:
         self.spare_row = max_rows
         device = runner.device
         self.sizes = bucket_sizes(max_rows)
-        self.mixed_sizes = [s for s in (8, 32, 64, 128, 192, 256, 384, 512, 768) if s < max_rows] + [max_rows]
+        self.mixed_sizes = [s for s in (8, 32, 64, 128, 192, 256, 384, 512, 768, 1024) if s < max_rows] + [max_rows]
         self.row_index = torch.full((max_rows,), self.spare_row, dtype=torch.int64, device=device)
         self.places = torch.arange(max(max_rows, PROMPT_TOKENS[-1]) + 1, dtype=torch.int64, device=device)
         self.prompt_inputs = torch.zeros(3 * PROMPT_TOKENS[-1] + 6 * MAX_PROMPTS + 1, dtype=torch.int64, device=device)
         # Shared by the graphs that end with logits; each would keep some of its own, more than a GiB together.
         self.logits = torch.empty(max_rows, runner.vocab_size, device=device) if self.pool.on_gpu else None
         self._rows: list[int] = []
+        self._likely = self._steps_ahead()
         # The spare row draws too, so it needs parameters that can be drawn with.
         runner.sampler.state.init_row(RowInit(self.spare_row, TokenParams(temperature=0.0), 0, [0], [], []))
 
@@ -75,6 +107,37 @@ class StepGraphs:
         self._mixed_body(self.mixed_sizes[-1], size, MAX_PROMPTS, TRUNCATED)
         self._decode_body(self.sizes[-1], TRUNCATED)
         self._decode_body(self.sizes[-1], LOGITS)
+
+    # -- ahead of time ----------------------------------------------------------------------------------------------------
+
+    def capture_next(self) -> bool:
+        """Capture one step that is likely to be asked for; False when there is none left. No step may be in flight.
+
+        A step that is captured when it is asked for makes its streams wait for some ten milliseconds.
+        """
+        if not self.pool.on_gpu:
+            return False
+        for key, body in self._likely:
+            if key not in self.pool.steps:
+                self._set_rows([])
+                if key[0] == "mixed":
+                    packed = self._pack([], key[2], MAX_PROMPTS)
+                    self.prompt_inputs[: len(packed)].copy_(upload(torch.from_numpy(packed), torch.int64, self.runner.device))
+                self.pool.capture(key, body)
+                return True
+        return False
+
+    def _steps_ahead(self) -> Iterator[tuple[tuple[Any, ...], Callable[[], torch.Tensor]]]:
+        """(key, body) of common steps, the likeliest first."""
+        for modes in ((RANDOM, GREEDY), (TRUNCATED,)):
+            for low, high in ((-1, 64), (64, 256)):
+                for mode in modes:
+                    for bucket in (s for s in self.sizes if low < s <= high):
+                        yield ("decode", bucket, mode), partial(self._decode_body, bucket, mode)
+                    for decodes in (s for s in (0, *self.mixed_sizes) if low < s <= high):
+                        for tokens in (s for s in PROMPT_TOKENS if s <= AHEAD_TOKENS):
+                            sizes = (decodes, tokens, MAX_PROMPTS)
+                            yield ("mixed", *sizes, mode), partial(self._mixed_body, *sizes, mode)
 
     # -- decode steps -----------------------------------------------------------------------------------------------------
 
@@ -115,15 +178,18 @@ class StepGraphs:
 
     def mixed(self, decodes: list[int], prompts: list[Advance], mode: str) -> torch.Tensor:
         """Advance rows ``decodes`` by one token each and run ``prompts``: tokens drawn, decodes first, then the prompts that draw."""
-        num_tokens = sum(p.count for p in prompts)
-        if self.pool.on_gpu:
+        num_tokens, captured = sum(p.count for p in prompts), self.pool.on_gpu and fits_graph(prompts)
+        if captured:
             sizes = (round_up(len(decodes), [0, *self.mixed_sizes]), round_up(num_tokens, PROMPT_TOKENS), MAX_PROMPTS)
         else:
-            sizes = (len(decodes), num_tokens, len(prompts))
+            sizes = (round_up(len(decodes), [0, *self.mixed_sizes]) if self.pool.on_gpu else len(decodes), num_tokens, len(prompts))
         self._set_rows(decodes)
-        packed = self._pack(prompts, sizes[1], sizes[2])
-        self.prompt_inputs[: len(packed)].copy_(upload(torch.from_numpy(packed), torch.int64, self.runner.device), non_blocking=True)
-        tokens = self.pool.run(("mixed", *sizes, mode), partial(self._mixed_body, *sizes, mode))
+        packed = upload(torch.from_numpy(self._pack(prompts, sizes[1], sizes[2])), torch.int64, self.runner.device)
+        if captured:
+            self.prompt_inputs[: len(packed)].copy_(packed, non_blocking=True)
+            tokens = self.pool.run(("mixed", *sizes, mode), partial(self._mixed_body, *sizes, mode))
+        else:  # so many tokens that launching them one by one takes the host less than they take the device
+            tokens = self._mixed_body(*sizes, mode, packed, max(p.count for p in prompts))
         drawn = [sizes[0] + i for i, p in enumerate(prompts) if p.sample_rows]
         if len(decodes) == sizes[0] and drawn == list(range(sizes[0], sizes[0] + len(drawn))):
             return tokens[: sizes[0] + len(drawn)]
@@ -151,9 +217,12 @@ class StepGraphs:
             begin = end
         return packed
 
-    def _mixed_body(self, decodes: int, size: int, slots: int, mode: str) -> torch.Tensor:
+    def _mixed_body(
+        self, decodes: int, size: int, slots: int, mode: str, packed: torch.Tensor | None = None, longest: int | None = None
+    ) -> torch.Tensor:
+        """``packed``: by ``_pack``, if not in the buffer of captured steps; ``longest``: tokens of the longest prompt, if known."""
         runner, rows, spare = self.runner, self.runner.rows, self.spare_row
-        packed = self.prompt_inputs
+        packed = self.prompt_inputs if packed is None else packed
         ids, positions, row_of_token = packed[: 3 * size].view(3, size)
         starts = packed[3 * size : 3 * size + slots + 1]
         row, length, draw_row, draw_position, source = packed[3 * size + slots + 1 : 3 * size + 6 * slots + 1].view(5, slots)
@@ -169,7 +238,7 @@ class StepGraphs:
             torch.cat((inputs.seq_lens, length.to(torch.int32))),
             torch.cat((row_index, row)),
             num_decodes=decodes,
-            max_query_len=size,
+            max_query_len=longest or size,
         )
         logits = runner.model.compute_logits(hidden[torch.cat((self.places[:decodes], source + decodes))], raw=mode != TRUNCATED)
         draw_rows = torch.cat((row_index, draw_row))
@@ -214,17 +283,21 @@ class StepGraphs:
 
 
 def split_mixed(plan: StepPlan) -> tuple[list[int], list[Advance]] | None:
-    """(rows that decode, prompts) of a plan that a captured step can hold; None for others.
+    """(rows that decode, prompts) of a plan that the bodies here can run; None for others.
 
     Decodes come first, and a prompt draws for its own row or not at all: its tokens come out in the plan's order.
     """
     advances = plan.advances
     count = next((i for i, a in enumerate(advances) if a.token_ids is not None), len(advances))
     prompts = advances[count:]
-    if len(prompts) > MAX_PROMPTS or any(len(a.sample_rows) != 1 for a in advances[:count]):
+    if any(len(a.sample_rows) != 1 for a in advances[:count]):
         return None
     if any(a.token_ids is None or a.prompt_logprobs is not None or len(a.sample_rows) > 1 for a in prompts):
         return None
-    if any(a.sample_rows and a.sample_rows != (a.row,) for a in prompts) or sum(a.count for a in prompts) > PROMPT_TOKENS[-1]:
+    if any(a.sample_rows and a.sample_rows != (a.row,) for a in prompts):
         return None
     return [a.row for a in advances[:count]], prompts
+
+
+def fits_graph(prompts: list[Advance]) -> bool:
+    return len(prompts) <= MAX_PROMPTS and sum(p.count for p in prompts) <= PROMPT_TOKENS[-1]

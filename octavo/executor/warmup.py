@@ -85,6 +85,10 @@ class KernelWarmup:
                 self._seen += data.decode()
         return word in self._seen.split()
 
+    def ended(self) -> bool:
+        """Whether nothing is being compiled (any more)."""
+        return self._process is None or self._process.poll() is not None
+
     def stop(self) -> None:
         """End it, done or not; what it has compiled stays."""
         process, self._process = self._process, None
@@ -193,10 +197,11 @@ def _gpus() -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """Compute capability (major, minor) and number of multiprocessors."""
+    """Compute capability (major, minor), number of multiprocessors, and memory in bytes."""
 
     capability: tuple[int, int]
     multiprocessors: int
+    total_memory: int = 0
 
 
 def ask_driver() -> Gpu:
@@ -212,25 +217,53 @@ def ask_driver() -> Gpu:
             raise OSError(f"the CUDA driver does not tell attribute {number}")
         return value.value
 
-    return Gpu((attribute(75), attribute(76)), attribute(16))
+    total = ctypes.c_size_t()
+    if cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device):
+        raise OSError("the CUDA driver does not tell the device's memory")
+    return Gpu((attribute(75), attribute(76)), attribute(16), total.value)
+
+
+def open_gpu() -> None:
+    """Make the context on the first visible GPU that torch will use, which takes a while; beside torch's import it costs nothing.
+
+    Never raises: without a GPU, or a driver, there is nothing to do.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        cuda = ctypes.CDLL("libcuda.so.1")
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        if not cuda.cuInit(0) and not cuda.cuDeviceGet(ctypes.byref(device), 0):
+            cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)  # kept for the life of the process
 
 
 def main() -> None:
     """Read the task from standard input; write "first", then "all" to standard output as they are done."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logger.setLevel(logging.DEBUG)  # standard error is closed to it unless the engine logs as much
-    os.nice(19)  # the engine, which loads and serves meanwhile, goes first: launching was twice as slow beside compilers at 5
     request = json.loads(sys.stdin.readline())
     begun = time.perf_counter()
-    gpu = Gpu(tuple(request["gpu"][:2]), request["gpu"][2]) if "gpu" in request else ask_driver()
+    gpu = Gpu(tuple(request["gpu"][:2]), *request["gpu"][2:]) if "gpu" in request else ask_driver()
     from octavo.executor import kernel_trace
 
-    launches = kernel_trace.trace(request, gpu)
-    first = sum(launch.first for launch in launches)
-    logger.debug("%d kernels, %d for the first answer, found in %.1f s", len(launches), first, time.perf_counter() - begun)
-    failed = compile_all([launch.compile for launch in launches], request["processes"], {first: "first"})
-    logger.debug("%d kernels compiled in %.1f s, %d failed", len(launches), time.perf_counter() - begun, failed)
-    if not failed:
+    parts = kernel_trace.trace(request, gpu)
+
+    def find(wanted: str) -> list[Callable[[], Any]]:
+        launches = next(parts)
+        logger.debug("%d kernels %s, found after %.1f s", len(launches), wanted, time.perf_counter() - begun)
+        return [launch.compile for launch in launches]
+
+    # The first answer waits for the first ones, so no core is spared; the others are looked for meanwhile.
+    first = [kernel_trace.build_driver_module, *find("for the first answer")]
+    manager = os.fork()
+    if manager == 0:
+        failed = compile_all(first, request["processes"] * 2, {len(first): "first"})
+        logger.debug("those compiled after %.1f s, %d failed", time.perf_counter() - begun, failed)
+        os._exit(failed > 0)
+    others = find("for other steps")
+    well = os.waitpid(manager, 0)[1] == 0
+    os.nice(19)  # the engine, which serves meanwhile, goes first: launching was twice as slow beside compilers at 5
+    failed = compile_all(others, request["processes"], {})
+    logger.debug("all compiled after %.1f s, %d failed", time.perf_counter() - begun, failed)
+    if well and not failed:
         _write_stamp(Path(request["stamp"]))
         _say("all")
     os._exit(0)

@@ -14,6 +14,7 @@ import zmq
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, EngineDeadError, ModelError, OctavoError, OutOfMemoryError, RequestError
 from octavo.frontend.engine_process import EngineProcess
+from octavo.frontend.grammar_compiler import GrammarCompiler
 from octavo.frontend.inputs import check_prompt
 from octavo.frontend.output_processor import RequestOutputs
 from octavo.frontend.outputs import RequestOutput
@@ -68,6 +69,8 @@ class AsyncLLM:
         self.chat_template = parts.chat_template
         self.max_model_len = parts.max_model_len  # until the engine says what its KV cache can hold
         self.vocab_size = self.model_config.vocab_size
+        self.grammars = GrammarCompiler(self.tokenizer, self.vocab_size, self.model_config.eos_token_ids)
+        self._sent_vocabulary = False
         self.ready: EngineReady | None = None
         self.stats = EngineStats()
         self._streams: dict[str, _Stream] = {}
@@ -141,9 +144,10 @@ class AsyncLLM:
         Raises RequestError before the first yield for a request that can't be served, EngineDeadError if the engine dies.
         """
         self._raise_if_dead()
+        self.check_prompt(prompt_token_ids, params)
+        grammar = await self._grammar(params)
         if request_id in self._streams:
             raise RequestError(f"A request with the id {request_id!r} is running already.", param="request_id")
-        self.check_prompt(prompt_token_ids, params)
         request = GenerateRequest(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
@@ -153,6 +157,7 @@ class AsyncLLM:
                 vocab_size=self.vocab_size,
                 eos_token_ids=self.model_config.eos_token_ids,
                 encode_bad_word=self.tokenizer.encode_bad_word if self.tokenizer else None,
+                grammar=grammar,
             ),
             arrival_time=time.time(),
             priority=priority,
@@ -187,6 +192,18 @@ class AsyncLLM:
             if not finished:
                 self._send_abort(request_id)
 
+    async def _grammar(self, params: SamplingParams) -> str | None:
+        """The grammar that the output must follow. The engine gets the vocabulary before the first one."""
+        if params.structured_outputs is None:
+            return None
+        grammar = await self.grammars.compile_async(params.structured_outputs)
+        if not self._sent_vocabulary:
+            vocabulary = await self.grammars.vocabulary_async()
+            if not self._sent_vocabulary:
+                self._sent_vocabulary = True
+                self.process.send(vocabulary)
+        return grammar
+
     def abort(self, request_id: str) -> None:
         """End a request; its stream yields what it has and finishes with reason "abort". Unknown ids are no error."""
         if request_id in self._streams:
@@ -212,6 +229,7 @@ class AsyncLLM:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.grammars.close()
         await asyncio.get_running_loop().run_in_executor(None, self.process.close, 2.0)
 
     async def _call(self, method: str, *args: Any) -> Any:

@@ -36,6 +36,7 @@ class Detokenizer:
     A UTF-8 character split over tokens is held back until it is complete or can't be; at most three bytes are kept.
     ``skip_special_tokens`` leaves special tokens out. ``spaces_between_special_tokens=False``: an added token that
     follows another is written as it is, without the space that some decoders (WordPiece, word-level) put there.
+    ``whole``: a SentencePiece output keeps its leading space, whatever stood before: a grammar counted it.
     """
 
     __slots__ = ("_stream",)
@@ -47,13 +48,14 @@ class Detokenizer:
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
+        whole: bool = False,
     ) -> None:
         self._stream: _Stream
         if tokenizer.decoder_kind == "other":
             joined = not spaces_between_special_tokens and not skip_special_tokens
             self._stream = _WindowStream(tokenizer, prompt_token_ids, skip_special_tokens, joined)
         else:
-            self._stream = _ByteStream(tokenizer, prompt_token_ids, skip_special_tokens)
+            self._stream = _ByteStream(tokenizer, prompt_token_ids, skip_special_tokens, whole)
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Take new output tokens; returns the text that is now certain and was not returned before."""
@@ -69,11 +71,11 @@ class _ByteStream:
 
     __slots__ = ("_errors", "_pending", "_pieces", "_started", "_strip", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool, whole: bool) -> None:
         self._tokenizer = tokenizer
         self._pieces = tokenizer.pieces(skip_special_tokens)
         self._errors = "octavo.replace_bytes" if tokenizer.decoder_kind == "sentencepiece" else "replace"
-        self._strip = tokenizer.lead_strip  # spaces still to be taken off the start of the text
+        self._strip = 0 if whole else tokenizer.lead_strip  # spaces still to be taken off the start of the text
         self._started = self._strip == 0
         self._pending = b""
         if prompt:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.env import prepare_cpu_libraries
 from octavo.errors import RequestError
+from octavo.frontend.beam_search import BeamSearchParams, start_search
 from octavo.frontend.chat_template import ChatTemplate, read_chat_template
+from octavo.frontend.grammar_compiler import GrammarCompiler
 from octavo.frontend.inputs import Prompt, check_prompt, parse_prompts, truncate_prompt
 from octavo.frontend.output_processor import RequestOutputs
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
@@ -40,12 +45,19 @@ class LLM:
         self.config = EngineConfig.from_kwargs(model=model, tokenizer=tokenizer, **options)
         parts = load_model_parts(self.config, find_model(self.config), chat_template)
         self.model_config, self.tokenizer, self.chat_template = parts.model_config, parts.tokenizer, parts.chat_template
+        self.grammars = GrammarCompiler(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
         self._ids = itertools.count()
 
         prepare_cpu_libraries()
-        from octavo.executor.local import LocalExecutor  # imports torch
+        from octavo.executor.local import LocalExecutor, resolve_device  # imports torch
 
-        self.executor = LocalExecutor(self.config, self.model_config, max_model_len=parts.max_model_len)
+        config = self.config
+        if config.itl_slo_ms is None and config.enable_chunked_prefill and config.max_num_batched_tokens is None:
+            # Nobody reads along, so prompts need not be rationed beside answers: with a fixed token budget they are not.
+            device = "cpu" if resolve_device(config).type == "cpu" else "cuda"
+            config = dataclasses.replace(config, max_num_batched_tokens=config.token_budget(parts.max_model_len, device))
+        self.executor = LocalExecutor(config, self.model_config, max_model_len=parts.max_model_len)
+        self.config = self.executor.config
         self.max_model_len = self.executor.max_model_len
         self.engine = Engine(self.config, self.executor, max_model_len=self.max_model_len)
 
@@ -106,11 +118,56 @@ class LLM:
             prompts.append(Prompt(text, self.tokenizer.encode(text, add_special_tokens=False)))
         return self._run(prompts, sampling_params, use_tqdm, None)
 
+    def beam_search(self, prompts: Any, params: BeamSearchParams | None = None, *, use_tqdm: bool = True) -> list[RequestOutput]:
+        """Continue every prompt by beam search: ``outputs`` are the sequences found, best first, with ``cumulative_logprob``.
+
+        Prompts as in ``generate``. Finds what transformers' ``generate(num_beams=beam_width)`` finds.
+        Raises RequestError for a prompt or parameter that can't be served; nothing runs then.
+        """
+        params = BeamSearchParams() if params is None else msgspec.structs.replace(params)  # checks it again
+        parsed = parse_prompts(prompts, self.tokenizer)
+        for prompt in parsed:
+            check_prompt(prompt.token_ids, params.sampling(n=1), max_model_len=self.max_model_len, vocab_size=self.model_config.vocab_size)
+        searches = [
+            start_search(
+                p.token_ids,
+                params,
+                eos_token_ids=self.model_config.eos_token_ids,
+                vocab_size=self.model_config.vocab_size,
+                max_model_len=self.max_model_len,
+            )
+            for p in parsed
+        ]
+        first: dict[int, RequestOutput] = {}
+        bar = _ProgressBar(len(parsed)) if use_tqdm else None
+        try:
+            while running := [i for i, search in enumerate(searches) if not search.done]:
+                asked = [(i, token_ids) for i in running for token_ids in searches[i].prompts]
+                answers = self._run(
+                    [Prompt(None, token_ids) for _, token_ids in asked], [searches[i].step_params for i, _ in asked], False, None
+                )
+                for i in running:
+                    own = [answer for (j, _), answer in zip(asked, answers, strict=True) if j == i]
+                    first.setdefault(i, own[0])
+                    searches[i].advance([answer.outputs[0].logprobs[0] for answer in own])  # type: ignore[index]
+                    if bar:
+                        bar.tokens(len(own))
+                        if searches[i].done:
+                            bar.request(len(parsed[i].token_ids))
+        finally:
+            if bar:
+                bar.close()
+        return [
+            RequestOutput(str(next(self._ids)), p.text, p.token_ids, s.outputs(self.tokenizer), True, None, first[i].num_cached_tokens)
+            for i, (p, s) in enumerate(zip(parsed, searches, strict=True))
+        ]
+
     def reset_prefix_cache(self) -> bool:
         return self.engine.reset_prefix_cache()
 
     def shutdown(self) -> None:
-        self.executor.shutdown()
+        self.grammars.close()
+        self.engine.shutdown()
 
     def _run(
         self,
@@ -179,12 +236,17 @@ class LLM:
             vocab_size=self.model_config.vocab_size,
             max_num_seqs=self.config.max_num_seqs,
         )
+        grammar = None
+        if params.structured_outputs is not None:
+            grammar = self.grammars.compile(params.structured_outputs)
+            self.engine.set_vocabulary(self.grammars.vocabulary)
         token_params = params.to_token_params(
             prompt_len=len(token_ids),
             max_model_len=self.max_model_len,
             vocab_size=self.model_config.vocab_size,
             eos_token_ids=self.model_config.eos_token_ids,
             encode_bad_word=self.tokenizer.encode_bad_word if self.tokenizer else None,
+            grammar=grammar,
         )
         return GenerateRequest(
             request_id=str(next(self._ids)),

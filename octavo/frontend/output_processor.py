@@ -27,7 +27,7 @@ class SequenceOutput:
     def __init__(self, index: int, params: SamplingParams, tokenizer: Any | None) -> None:
         self.index = index
         self.params = params
-        self.tokenizer = tokenizer
+        self.tokenizer = tokenizer if params.detokenize else None  # of log-probabilities' tokens, too
         self.detokenizer = None
         self.checker = None
         if tokenizer is not None and params.detokenize:
@@ -35,6 +35,7 @@ class SequenceOutput:
                 tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
+                whole=params.structured_outputs is not None,
             )
             if params.stop:
                 self.checker = StopChecker(params.stop, params.include_stop_str_in_output)
@@ -54,7 +55,8 @@ class SequenceOutput:
         self.dirty = True
         tokens = delta.token_ids
         # The token that ended the sequence has no text of its own unless the caller wants the stop kept.
-        hidden = 1 if delta.finish_reason == "stop" and tokens and not self.params.include_stop_str_in_output else 0
+        stopped = delta.finish_reason == "stop" and not delta.ends_in_text
+        hidden = 1 if stopped and tokens and not self.params.include_stop_str_in_output else 0
         if self.checker is None:
             self._take(tokens, delta.logprobs)
             if self.detokenizer is not None:

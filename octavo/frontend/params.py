@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from octavo.errors import RequestError
+from octavo.frontend.structured import structured_output
 from octavo.types import TokenParams
 
 MAX_TOP_K = 2**31 - 1
@@ -28,6 +29,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     output. seed: the same request and seed give the same tokens, whatever else runs. max_tokens None: what is left of
     the context. min_tokens: no end before. logprobs k: the sampled token's and the k best (-1: the whole vocabulary).
     stop: strings that end the output and are left out of it, unless include_stop_str_in_output.
+    structured_outputs: the form that the output must have; a StructuredOutput, a StructuredOutputsParams or such a dict.
     bad_words: strings never generated. allowed_token_ids: nothing else is generated. logit_bias: token id -> added.
     """
 
@@ -55,6 +57,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     logit_bias: dict[int, float] | None = None
+    structured_outputs: Any = None  # a StructuredOutput, once checked
 
     def __post_init__(self) -> None:
         _check_int("n", self.n, 1, None)
@@ -108,6 +111,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                     raise RequestError(f"logit_bias[{token}] must be between -100 and 100, got {bias}.", param="logit_bias")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must not be empty.", param="allowed_token_ids")
+        self.structured_outputs = structured_output(self.structured_outputs)
 
     def to_token_params(
         self,
@@ -117,10 +121,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         vocab_size: int,
         eos_token_ids: Collection[int],
         encode_bad_word: Callable[[str], list[list[int]]] | None = None,
+        grammar: str | None = None,
     ) -> TokenParams:
         """Resolve against a prompt and a model into what the engine takes.
 
         ``encode_bad_word`` gives the token sequences that spell a word (with and without a leading space).
+        ``grammar``: ``structured_outputs``, checked and compiled (see grammar.py).
         Raises RequestError for ids outside of the vocabulary.
         """
         check_ids("stop_token_ids", self.stop_token_ids or (), vocab_size)
@@ -153,6 +159,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             bad_words_token_ids=tuple(bad_words),
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            grammar=grammar,
         )
 
     def clone(self) -> SamplingParams:

@@ -23,6 +23,8 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo.kernels.triton.launch import launch
+
 ALIGN = 128  # chunks and windows start at multiples of this many tokens; decode tiles divide it
 MAX_CHUNKS = 128
 FIELDS = 4  # of a sequence: row, end, tokens a chunk; of a program: pair, token, tiles, owner
@@ -195,8 +197,9 @@ def plan_decode(
     """
     if num_seqs > plan.capacity:
         raise ValueError(f"An attention plan for {plan.capacity} sequences can't hold {num_seqs}; make a larger workspace.")
-    _decode_plan_kernel[(max(num_seqs + 1, plan.programs),)](
-        seq_lens, row_index, plan.seqs, plan.starts, num_seqs, window or 0, min_tiles, seam,
+    launch(
+        _decode_plan_kernel, (max(num_seqs + 1, plan.programs),),
+        (seq_lens, row_index, plan.seqs, plan.starts, num_seqs, window or 0, min_tiles, seam),
         KV_HEADS=num_kv_heads, PROGRAMS=plan.programs, BLOCK_S=_block_s(num_seqs),
         ROWS=row_index is not None, WINDOWED=window is not None,
         MIN_CHUNK=plan.min_chunk, MAX_CHUNKS=plan.max_chunks, BLOCK_N=plan.block_n, ALIGN=ALIGN, FIELDS=FIELDS, PDL=pdl,
@@ -218,8 +221,9 @@ def plan_extend(
     """
     bound = num_tokens // block_q + (num_seqs - first_seq)
     tiles = torch.empty(bound, 2, dtype=torch.int32, device=seq_lens.device)
-    _extend_plan_kernel[(bound,)](
-        query_start, seq_lens, tiles, first_seq, num_seqs,
+    launch(
+        _extend_plan_kernel, (bound,),
+        (query_start, seq_lens, tiles, first_seq, num_seqs),
         BLOCK_Q=block_q, BLOCK_S=_block_s(num_seqs - first_seq), num_warps=4,
     )  # fmt: skip
     return tiles

@@ -9,7 +9,6 @@ in the order of the chunks. So who folds is a matter of timing, and what comes o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import triton
@@ -17,7 +16,7 @@ import triton.language as tl
 
 from octavo.kernels.attention_plan import ALIGN, FIELDS, DecodePlan
 from octavo.kernels.decode_config import DecodeConfig, decode_config
-from octavo.kernels.triton.launch import prefetch_lines
+from octavo.kernels.triton.launch import launch, prefetch_lines
 
 LOG2_E = 1.4426950408889634
 
@@ -420,13 +419,14 @@ def decode_attention(
     if not kv_cache.is_contiguous():
         raise ValueError(f"decode_attention takes a contiguous KV cache; got strides {kv_cache.stride()}.")
     dim_pad, group_pad = triton.next_power_of_2(dim), triton.next_power_of_2(group)
-    launch = partial(_decode_kernel.warmup, grid=(plan.programs,)) if compile_only else _decode_kernel[(plan.programs,)]
     scale *= k_scale
-    launch(
+    arguments = (
         q, q.stride(0), out, out.stride(0), kv_cache, block_tables, block_tables.stride(0), plan.seqs, plan.starts,
         workspace.acc, workspace.ml, workspace.arrived,
         # exp2 takes scores times ``factor``; what is capped has met its scale before
         scale, LOG2_E if soft_cap is not None else scale * LOG2_E, soft_cap or 0.0, v_scale, window or 0,
+    )  # fmt: skip
+    keywords = dict(
         KV_HEADS=kv_heads, GROUP=group, GROUP_DOT=max(16, group_pad), GROUP_PAD=group_pad,
         DIM=dim, DIM_PAD=dim_pad, BLOCK_SIZE=block_size, BLOCK_N=config.block_n, ALIGN=ALIGN,
         WINDOWED=window is not None, CAPPED=soft_cap is not None, MAX_CHUNKS=plan.max_chunks,
@@ -434,3 +434,7 @@ def decode_attention(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
         **config.options(), **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
+    if compile_only:
+        _decode_kernel.warmup(*arguments, grid=(plan.programs,), **keywords)
+    else:
+        launch(_decode_kernel, (plan.programs,), arguments, **keywords)

@@ -64,8 +64,8 @@ def heuristic(head_dim: int, group: int, dtype: torch.dtype) -> DecodeConfig:
     if padded < 64:
         return DecodeConfig(block_n=128)
     if wide <= 256:
-        return DecodeConfig(swapped=True, num_stages=3 if wide > 128 else 5)
-    return DecodeConfig(swapped=True, num_stages=3, programs_per_sm=1)
+        return DecodeConfig(num_stages=3 if wide > 128 else 5)
+    return DecodeConfig(num_stages=3, programs_per_sm=1)
 
 
 @cache

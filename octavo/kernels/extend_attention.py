@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from octavo.kernels.decode_attention import LOG2_E, _block_ids, soft_capped
+from octavo.kernels.triton.launch import launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +171,11 @@ def extend_attention(
     group = num_heads // kv_heads
     config = config or extend_config(dim, group, q.dtype)
     natural = scale * k_scale
-    _extend_kernel[(tiles.shape[0] * kv_heads,)](
-        q, q.stride(0), out, out.stride(0), kv_cache, *kv_cache.stride()[:4],
+    launch(
+        _extend_kernel, (tiles.shape[0] * kv_heads,),
+        (q, q.stride(0), out, out.stride(0), kv_cache, *kv_cache.stride()[:4],
         block_tables, block_tables.stride(0), row_index, query_start, seq_lens, tiles,
-        natural if soft_cap is not None else natural * LOG2_E, window or 0, soft_cap or 0.0, v_scale,
+        natural if soft_cap is not None else natural * LOG2_E, window or 0, soft_cap or 0.0, v_scale),
         KV_HEADS=kv_heads, GROUP=group, DIM=dim, DIM_PAD=triton.next_power_of_2(dim),
         BLOCK_SIZE=block_size, BLOCK_M=config.block_m, BLOCK_Q=config.block_q(group), BLOCK_N=config.block_n,
         WINDOWED=window is not None, CAPPED=soft_cap is not None, ROWS=row_index is not None, LOG2_E=LOG2_E,

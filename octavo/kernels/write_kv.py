@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo.kernels.triton.launch import launch
+
 FP8_MAX = 448.0  # largest finite e4m3
 
 
@@ -189,11 +191,12 @@ def write_kv(
     # A decode wants many small programs, a prompt fewer, larger ones.
     block_h, warps = (max(1, 512 // dim), 2) if tokens <= 64 else (max(1, 1024 // dim), 4)
     total = num_heads + 2 * num_kv_heads
-    _write_kv_kernel[(tokens, triton.cdiv(total, block_h))](
-        qkv, kv_cache, positions, slots, cos_sin, q_norm, k_norm,
+    launch(
+        _write_kv_kernel, (tokens, triton.cdiv(total, block_h)),
+        (qkv, kv_cache, positions, slots, cos_sin, q_norm, k_norm,
         qkv.stride(0), kv_cache.stride(0), kv_cache.stride(1), kv_cache.stride(2), kv_cache.stride(3),
         0 if cos_sin is None else cos_sin.stride(0),
-        eps, 1.0 / k_scale, 1.0 / v_scale,
+        eps, 1.0 / k_scale, 1.0 / v_scale),
         HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=dim,
         HALF=half, HALF_PAD=triton.next_power_of_2(half), REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)),
         BLOCK_SIZE=kv_cache.shape[3], BLOCK_H=triton.next_power_of_2(block_h),

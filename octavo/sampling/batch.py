@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from octavo.sampling.feature import LogitFeature, StepInputs, upload
+from octavo.sampling.grammar import GrammarMask
 from octavo.sampling.logprobs import resolve_count
 from octavo.sampling.masks import AllowedTokens, BadWords, LogitBias, MinTokens
 from octavo.sampling.penalties import Penalties
@@ -56,7 +57,8 @@ class SamplingState:
         self.device = torch.device(device)
         self.penalties = Penalties(vocab_size, self.device)
         masks = (AllowedTokens, BadWords, LogitBias, MinTokens)
-        self.features: list[LogitFeature] = [*(mask(vocab_size, self.device) for mask in masks), self.penalties]
+        self.grammar = GrammarMask(vocab_size, self.device)
+        self.features: list[LogitFeature] = [self.grammar, *(mask(vocab_size, self.device) for mask in masks), self.penalties]
         self._mirror = np.zeros((max_rows, _NUM_COLUMNS), dtype=np.int64)
         self._mirror_floats = self._mirror.view(np.float64)
         self.packed = torch.zeros((max_rows, _NUM_COLUMNS), dtype=torch.int64, device=self.device)

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+import octavo.server.described  # noqa: F401 (fills in the routes' descriptions)
 from octavo.config import ServerOptions
 from octavo.errors import EngineDeadError, RequestError
 from octavo.metrics.prometheus import Metrics
@@ -25,7 +26,8 @@ from octavo.server.completions import CompletionEndpoint
 from octavo.server.context import ServerContext, ServerEngine, new_request_id
 from octavo.server.errors import error_response, response_for
 from octavo.server.limits import ClientDisconnect
-from octavo.server.routes import UtilityRoutes
+from octavo.server.openapi import DocumentationRoutes
+from octavo.server.routes import UtilityRoutes, version
 
 access_logger = logging.getLogger("octavo.access")
 
@@ -99,6 +101,7 @@ def create_app(
     metrics.observe_ready(engine.ready)
     context = ServerContext(engine, options, names, metrics, scheduling_policy)
     utility = UtilityRoutes(context)
+    documentation = DocumentationRoutes(version(), bool(options.api_key), OPEN_PATHS)
     routes = [
         Route("/", utility.index),
         Route("/v1/chat/completions", ChatEndpoint(context), methods=["POST"]),
@@ -106,8 +109,12 @@ def create_app(
         Route("/v1/models", utility.models),
         Route("/v1/models/{name:path}", utility.model),
         Route("/health", utility.health),
+        Route("/ping", utility.ping, methods=["GET", "POST"]),
+        Route("/load", utility.load),
         Route("/version", utility.version),
         Route("/metrics", utility.metrics),
+        Route("/openapi.json", documentation.openapi),
+        Route("/docs", documentation.page),
         Route("/tokenize", utility.tokenize, methods=["POST"]),
         Route("/detokenize", utility.detokenize, methods=["POST"]),
     ]

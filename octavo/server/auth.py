@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.server.errors import error_response
 
-OPEN_PATHS = frozenset({"/health", "/version"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/docs"})
 
 
 class ApiKeyMiddleware:

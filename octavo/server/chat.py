@@ -15,7 +15,7 @@ from octavo.server.generation import Choice, EventStream, GenerationEndpoint, Jo
 from octavo.server.limits import decode
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs_json
 from octavo.server.prompts import chat_prompt, text_content
-from octavo.server.sampling import chat_params
+from octavo.server.sampling import beam_params, chat_params
 from octavo.server.schemas import ChatRequest, chat_decoder
 
 
@@ -28,7 +28,9 @@ class ChatEndpoint(GenerationEndpoint):
         params = chat_params(request, self.context)
         prompt = await chat_prompt(request, self.context)
         try:
-            return Job(self.context, request, self.response_id(request, scope), model, [prompt], params, start)
+            return Job(
+                self.context, request, self.response_id(request, scope), model, [prompt], params, start, beams=beam_params(request, params)
+            )
         except RequestError as error:
             if error.param == "prompt":  # what the engine knows as the prompt came as messages
                 error.param = "messages"
@@ -102,7 +104,8 @@ class ChatWriter:
         self.wants_logprobs = bool(request.logprobs)
         self.wants_ids = bool(request.return_token_ids)
         self.wants_usage = request.continuous_usage
-        self.plain = not (self.wants_logprobs or self.wants_ids or self.wants_usage)
+        self.textless = job.textless
+        self.plain = not (self.wants_logprobs or self.wants_ids or self.wants_usage or self.textless)
         n = job.num_choices
         self.begun = [False] * n
         self.waiting_logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
@@ -137,6 +140,8 @@ class ChatWriter:
             self.waiting_ids[index] += choice.token_ids
         if choice.text:
             parts.append(self._frame(index, {"content": choice.text}, self._take_logprobs(index), self._take_ids(index)))
+        elif self.textless and choice.token_ids:
+            parts.append(self._frame(index, {}, self._take_logprobs(index), self._take_ids(index)))
 
     def _finish(self, index: int, choice: CompletionOutput, parts: list[bytes]) -> None:
         extra = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason, **self._take_ids(index)}

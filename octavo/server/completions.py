@@ -14,7 +14,7 @@ from octavo.server.generation import Choice, EventStream, GenerationEndpoint, Jo
 from octavo.server.limits import decode
 from octavo.server.logprobs import LegacyLogprobs, join_legacy, prompt_logprobs_json
 from octavo.server.prompts import Prompt, completion_prompts
-from octavo.server.sampling import completion_params
+from octavo.server.sampling import beam_params, completion_params
 from octavo.server.schemas import CompletionRequest, completion_decoder
 
 
@@ -26,10 +26,16 @@ class CompletionEndpoint(GenerationEndpoint):
         model = self.context.check_model(request.model)
         params = completion_params(request, self.context)
         prompts = await completion_prompts(request, self.context)
-        return Job(self.context, request, self.response_id(request, scope), model, prompts, params, start)
+        return Job(
+            self.context, request, self.response_id(request, scope), model, prompts, params, start, beams=beam_params(request, params)
+        )
 
     async def answer(self, job: Job) -> bytes:
-        choices = [completion_choice(job, i, choice) for i, choice in enumerate(await job.collect())]
+        request: CompletionRequest = job.request  # type: ignore[assignment]
+        found = await job.collect()
+        n = (request.n or 1) if request.best_of is not None else job.params.n
+        per_prompt = [best_choices(found[i : i + job.params.n], n) for i in range(0, len(found), job.params.n)]
+        choices = [completion_choice(job, p * n + i, p, choice) for p, best in enumerate(per_prompt) for i, choice in enumerate(best)]
         return msgspec.json.encode(
             {
                 "id": job.response_id,
@@ -67,9 +73,8 @@ def prompt_text(job: Job, prompt: Prompt) -> str:
 class Echo:
     """What ``echo`` puts before the output of a choice: the prompt's text and, if asked, its log-probabilities."""
 
-    def __init__(self, job: Job, index: int, prompt_logprobs: list[Any] | None) -> None:
+    def __init__(self, job: Job, prompt: Prompt, prompt_logprobs: list[Any] | None) -> None:
         request: CompletionRequest = job.request  # type: ignore[assignment]
-        prompt = job.prompt_of(index)
         self.text = prompt_text(job, prompt) if request.echo else ""
         self.legacy: LegacyLogprobs | None = None
         self.logprobs: dict[str, list[Any]] | None = None
@@ -79,10 +84,15 @@ class Echo:
                 self.logprobs = self.legacy.add(prompt.token_ids, prompt_logprobs, text=self.text)
 
 
-def completion_choice(job: Job, index: int, choice: Choice) -> dict[str, Any]:
+def best_choices(choices: list[Choice], n: int) -> list[Choice]:
+    """``best_of``: the n with the highest mean log-probability, best first; all as they are when there are just n."""
+    return choices if len(choices) == n else sorted(choices, key=Choice.mean_logprob, reverse=True)[:n]
+
+
+def completion_choice(job: Job, index: int, prompt: int, choice: Choice) -> dict[str, Any]:
     request: CompletionRequest = job.request  # type: ignore[assignment]
-    prompt_logprobs = job.prompt_logprobs.get(index // job.params.n)
-    echo = Echo(job, index, prompt_logprobs)
+    prompt_logprobs = job.prompt_logprobs.get(prompt)
+    echo = Echo(job, job.prompts[prompt], prompt_logprobs)
     logprobs = None
     if echo.legacy is not None:
         logprobs = echo.legacy.add(choice.token_ids, choice.logprobs)
@@ -98,7 +108,7 @@ def completion_choice(job: Job, index: int, choice: Choice) -> dict[str, Any]:
     if request.prompt_logprobs is not None:
         result["prompt_logprobs"] = prompt_logprobs_json(job.texts, prompt_logprobs)
     if request.return_token_ids:
-        result["prompt_token_ids"] = job.prompt_of(index).token_ids
+        result["prompt_token_ids"] = job.prompts[prompt].token_ids
         result["token_ids"] = choice.token_ids
     return result
 
@@ -106,7 +116,9 @@ def completion_choice(job: Job, index: int, choice: Choice) -> dict[str, Any]:
 class CompletionWriter:
     """Turns outputs into frames. The last text of a choice and its finish reason share a frame.
 
-    Log-probabilities and token ids of tokens that have no text yet wait for the next frame of their choice.
+    Log-probabilities and token ids of tokens that have no text yet wait for the next frame of their choice. Without a
+    tokenizer (or with detokenize: false) no token ever has text, so each output is a frame with an empty one, and the
+    finish reason has its own: clients see tokens when they come, also those that asked for nothing but the stream.
     """
 
     def __init__(self, job: Job) -> None:
@@ -117,6 +129,7 @@ class CompletionWriter:
         self.wants_logprobs = request.logprobs is not None
         self.wants_ids = bool(request.return_token_ids)
         self.wants_usage = request.continuous_usage
+        self.textless = job.textless
         self.plain = not (self.wants_logprobs or self.wants_ids or self.wants_usage or self.wants_echo)
         n = job.num_choices
         self.echoes: list[Echo | None] = [None] * n
@@ -132,7 +145,10 @@ class CompletionWriter:
             index = base + choice.index
             if not self.plain:
                 self._detailed(index, base, choice, parts)
-            elif choice.finish_reason is not None:
+                continue
+            if self.textless and choice.token_ids:
+                parts.append(self.frames.text(index, ""))
+            if choice.finish_reason is not None:
                 parts.append(self._frame(index, choice.text, None, self._ending(choice)))
             elif choice.text:
                 parts.append(self.frames.text(index, choice.text))
@@ -141,7 +157,7 @@ class CompletionWriter:
     def _detailed(self, index: int, base: int, choice: CompletionOutput, parts: list[bytes]) -> None:
         echo = self.echoes[index]
         if echo is None:
-            echo = self.echoes[index] = Echo(self.job, index, self.prompt_logprobs.get(base))
+            echo = self.echoes[index] = Echo(self.job, self.job.prompt_of(index), self.prompt_logprobs.get(base))
             if self.wants_echo or self.wants_ids:
                 extra = {"prompt_token_ids": self.job.prompt_of(index).token_ids, "token_ids": []} if self.wants_ids else {}
                 parts.append(self._frame(index, echo.text, echo.logprobs, extra))
@@ -149,12 +165,17 @@ class CompletionWriter:
             self.waiting_logprobs[index].append(echo.legacy.add(choice.token_ids, choice.logprobs))
         if self.wants_ids:
             self.waiting_ids[index] += choice.token_ids
+        if self.textless and choice.token_ids:
+            self._flush(index, "", {}, parts)
         if choice.text or choice.finish_reason is not None:
-            extra = self._ending(choice) if choice.finish_reason is not None else {}
-            if self.wants_ids:
-                extra["token_ids"], self.waiting_ids[index] = self.waiting_ids[index], []
-            waiting, self.waiting_logprobs[index] = self.waiting_logprobs[index], []
-            parts.append(self._frame(index, choice.text, join_legacy(waiting) if waiting else None, extra))
+            self._flush(index, choice.text, self._ending(choice) if choice.finish_reason is not None else {}, parts)
+
+    def _flush(self, index: int, text: str, extra: dict[str, Any], parts: list[bytes]) -> None:
+        """A frame with all that waited for one."""
+        if self.wants_ids:
+            extra["token_ids"], self.waiting_ids[index] = self.waiting_ids[index], []
+        waiting, self.waiting_logprobs[index] = self.waiting_logprobs[index], []
+        parts.append(self._frame(index, text, join_legacy(waiting) if waiting else None, extra))
 
     def _ending(self, choice: CompletionOutput) -> dict[str, Any]:
         return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from octavo.config import ServerOptions
-from octavo.errors import RequestError
+from octavo.errors import ConfigError, RequestError
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.metrics.prometheus import Metrics
 from octavo.server.logprobs import TokenTexts
 from octavo.types import EngineReady, EngineStats
 
+MAX_TEMPLATES = 16  # of requests that are kept compiled
 T = TypeVar("T")
 
 INLINE_CHARS = 4096  # text work on less than this stays on the loop: about a millisecond, less than a thread's round trip
@@ -36,6 +37,9 @@ class ServerEngine(Protocol):
     vocab_size: int
     ready: EngineReady
     stats: EngineStats
+
+    @property
+    def num_unfinished(self) -> int: ...
 
     def generate(
         self,
@@ -68,6 +72,7 @@ class ServerContext:
     scheduling_policy: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     counter: Any = field(default_factory=itertools.count)
+    templates: dict[str, Any] = field(default_factory=dict)  # compiled, of requests; by their text
     pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1), thread_name_prefix="octavo-text")
     )
@@ -75,6 +80,23 @@ class ServerContext:
     @functools.cached_property
     def texts(self) -> TokenTexts:
         return TokenTexts(self.engine.tokenizer)
+
+    @functools.cached_property
+    def texts_as_ids(self) -> TokenTexts:
+        return TokenTexts(self.engine.tokenizer, as_ids=True)
+
+    def compile_template(self, source: str) -> Any:
+        """A request's chat template, kept for the next request that brings it. RequestError for one with an error."""
+        from octavo.frontend.chat_template import ChatTemplate
+
+        try:
+            template = ChatTemplate(source, self.engine.tokenizer)
+        except ConfigError as error:
+            raise RequestError(str(error), param="chat_template") from None
+        while len(self.templates) >= MAX_TEMPLATES:
+            self.templates.pop(next(iter(self.templates)), None)
+        self.templates[source] = template
+        return template
 
     def check_model(self, name: str | None) -> str:
         """The model name to answer with. RequestError 404 that lists the served names."""

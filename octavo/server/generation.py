@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.errors import EngineDeadError, OctavoError, RequestError
+from octavo.frontend.beam_search import BeamSearchParams, beam_generate
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.server import sse
@@ -105,6 +106,11 @@ class Choice:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
+    def mean_logprob(self) -> float:
+        """Of its tokens; needs log-probabilities. A choice without tokens is as likely as can be."""
+        values = [position[token].logprob for token, position in zip(self.token_ids, self.logprobs)]
+        return sum(values) / len(values) if values else 0.0
+
     def add(self, output: CompletionOutput) -> None:
         self.texts.append(output.text)
         self.token_ids.extend(output.token_ids)
@@ -125,16 +131,22 @@ class Job:
     prompts: list[Prompt]
     params: SamplingParams
     start: float  # time.monotonic() of its arrival
+    beams: BeamSearchParams | None = None  # search instead of sampling; params then says what both have
     runs: dict[str, PromptRun] = field(default_factory=dict)  # by the engine's request id
     prompt_logprobs: dict[int, list[Any]] = field(default_factory=dict)  # by prompt
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        self.texts = self.context.texts
+        self.texts = self.context.texts_as_ids if self.request.return_tokens_as_token_ids else self.context.texts
         for prompt in self.prompts:
             self.context.engine.check_prompt(prompt.token_ids, self.params)
         if not self.context.engine.is_healthy():
             raise EngineDeadError("it stopped or does not answer; restart the server")
+
+    @property
+    def textless(self) -> bool:
+        """Whether no output has text, so that nothing may wait for it."""
+        return self.context.engine.tokenizer is None or not self.params.detokenize
 
     @property
     def num_choices(self) -> int:
@@ -145,22 +157,25 @@ class Job:
 
     def outputs(self) -> AsyncIterator[RequestOutput]:
         """Start the engine on all prompts. Closing the iterator aborts what still runs."""
-        engine, request, n = self.context.engine, self.request, self.params.n
+        n = self.params.n
         streams = []
         for i, prompt in enumerate(self.prompts):
             request_id = self.context.engine_request_id(self.response_id)
             self.runs[request_id] = PromptRun(i * n, prompt, self.context.metrics, self.start, n)
-            streams.append(
-                engine.generate(
-                    prompt.token_ids,
-                    self.params,
-                    request_id=request_id,
-                    priority=request.priority or 0,
-                    cache_salt=request.cache_salt,
-                    prompt=prompt.text,
-                )
-            )
+            streams.append(self._run(prompt, request_id))
         return streams[0] if len(streams) == 1 else merge(streams)
+
+    def _run(self, prompt: Prompt, request_id: str) -> AsyncIterator[RequestOutput]:
+        engine, request = self.context.engine, self.request
+        common: dict[str, Any] = {
+            "request_id": request_id,
+            "priority": request.priority or 0,
+            "cache_salt": request.cache_salt,
+            "prompt": prompt.text,
+        }
+        if self.beams is None:
+            return engine.generate(prompt.token_ids, self.params, **common)
+        return beam_generate(engine, prompt.token_ids, self.beams, prompt_logprobs=self.params.prompt_logprobs, **common)
 
     async def collect(self) -> list[Choice]:
         choices = [Choice() for _ in range(self.num_choices)]

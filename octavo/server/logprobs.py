@@ -23,16 +23,22 @@ def finite(value: float) -> float:
 
 
 class TokenTexts:
-    """Texts and bytes of single tokens. Without a tokenizer a token is written as ``token_id:ID``."""
+    """Texts and bytes of single tokens. Without a tokenizer, or with ``as_ids``, a token is written as ``token_id:ID``."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, as_ids: bool = False) -> None:
         self.tokenizer = tokenizer
+        self.as_ids = as_ids
         self.special: frozenset[int] = frozenset(tokenizer.special_token_ids) if tokenizer is not None else frozenset()
 
     def raw(self, token_id: int) -> bytes:
         return f"token_id:{token_id}".encode() if self.tokenizer is None else self.tokenizer.token_bytes(token_id)
 
+    def chat(self, token_id: int, raw: bytes) -> str:
+        return f"token_id:{token_id}" if self.as_ids else raw.decode(errors="replace")
+
     def legacy(self, token_id: int) -> str:
+        if self.as_ids:
+            return f"token_id:{token_id}"
         raw = self.raw(token_id)
         try:
             return raw.decode()
@@ -54,7 +60,7 @@ def chat_entry(texts: TokenTexts, token_id: int, position: dict[int, Logprob], k
 
 def _chat_token(texts: TokenTexts, token_id: int, logprob: float) -> dict[str, Any]:
     raw = texts.raw(token_id)
-    return {"token": raw.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(raw)}
+    return {"token": texts.chat(token_id, raw), "logprob": finite(logprob), "bytes": list(raw)}
 
 
 def chat_logprobs(texts: TokenTexts, token_ids: list[int], positions: list[dict[int, Logprob]] | None, k: int) -> list[dict[str, Any]]:

@@ -45,6 +45,7 @@ class FakeTokenizer:
     eos_token_id = EOS
     special_token_ids = frozenset(range(256, 256 + len(SPECIALS)))
     chat_template = "fake"
+    special_tokens: dict[str, str] = {}
 
     def __init__(self) -> None:
         self.ids = {raw: i for i, raw in enumerate(VOCAB)}
@@ -139,6 +140,8 @@ class _Sequence:
             self._finish("length")
 
     def _write(self, text: str) -> None:
+        if not self.params.detokenize:
+            return
         stops = self.params.stop
         if not stops:
             self.text.append(text)

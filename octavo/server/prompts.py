@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from octavo.errors import RequestError
-from octavo.server.context import ServerContext
+from octavo.server.context import INLINE_CHARS, ServerContext
 from octavo.server.schemas import (
     AssistantMessage,
     ChatRequest,
@@ -38,13 +38,17 @@ class Prompt:
 
 async def completion_prompts(request: CompletionRequest, context: ServerContext) -> list[Prompt]:
     """The prompts of a request, in order. RequestError for an empty list, mixed kinds, or no tokenizer."""
+    if isinstance(request.prompt, msgspec.UnsetType):
+        raise RequestError("Field 'prompt' is missing.", param="prompt", code="missing_field")
     items = _split_prompt(request.prompt)
     if not items:
         raise RequestError("prompt must not be empty.", param="prompt")
     if len(items) > MAX_PROMPTS:
         raise RequestError(f"prompt takes at most {MAX_PROMPTS} prompts, got {len(items)}.", param="prompt")
-    if len(items) * (request.n or 1) > MAX_CHOICES:
-        raise RequestError(f"prompts times n must be at most {MAX_CHOICES}, got {len(items)} times {request.n}.", param="n")
+    name = "n" if request.best_of is None else "best_of"
+    if len(items) * (getattr(request, name) or 1) > MAX_CHOICES:
+        count = getattr(request, name)
+        raise RequestError(f"prompts times {name} must be at most {MAX_CHOICES}, got {len(items)} times {count}.", param=name)
     if isinstance(items[0], str):
         special = request.add_special_tokens is not False
         token_ids = await encode(context, items, special)  # type: ignore[arg-type]
@@ -53,8 +57,9 @@ async def completion_prompts(request: CompletionRequest, context: ServerContext)
         if request.add_special_tokens:
             raise RequestError("add_special_tokens works on texts; this prompt is token ids.", param="add_special_tokens")
         prompts = [Prompt(ids, None) for ids in items]  # type: ignore[arg-type]
+    keep = tokens_to_keep(request.truncate_prompt_tokens, request.max_tokens, context)
     for prompt in prompts:
-        truncate(prompt, request.truncate_prompt_tokens)
+        truncate(prompt, keep)
         if not prompt.token_ids:
             raise RequestError("prompt must not be empty.", param="prompt")
     return prompts
@@ -69,12 +74,21 @@ def _split_prompt(prompt: str | list[Any]) -> list[str] | list[list[int]]:
     return [prompt] if kinds == {int} else prompt
 
 
+def tokens_to_keep(asked: int | None, max_tokens: int | None, context: ServerContext) -> int | None:
+    """``truncate_prompt_tokens``; -1 is what the context holds beside the answer (one token of it, if that has no limit)."""
+    if asked is None or asked >= 1:
+        return asked
+    if asked == -1:
+        return max(1, context.engine.max_model_len - (1 if max_tokens is None else max_tokens))
+    raise RequestError(
+        f"truncate_prompt_tokens must be at least 1, or -1 for what the context holds, got {asked}.", param="truncate_prompt_tokens"
+    )
+
+
 def truncate(prompt: Prompt, keep: int | None) -> None:
     """Keep the last ``keep`` tokens; the text no longer stands for them then."""
     if keep is None:
         return
-    if keep < 1:
-        raise RequestError(f"truncate_prompt_tokens must be at least 1, got {keep}.", param="truncate_prompt_tokens")
     if len(prompt.token_ids) > keep:
         prompt.token_ids = prompt.token_ids[-keep:]
         prompt.text = None
@@ -95,7 +109,8 @@ async def encode(context: ServerContext, texts: list[str], add_special_tokens: b
 
 async def chat_prompt(request: ChatRequest | TokenizeRequest, context: ServerContext) -> Prompt:
     """Messages through the chat template to text and token ids. RequestError names the message that cannot be used."""
-    tokenizer, template = context.engine.tokenizer, context.engine.chat_template
+    tokenizer = context.engine.tokenizer
+    template = await request_template(request.chat_template, context) if request.chat_template is not None else context.engine.chat_template
     if tokenizer is None:
         raise RequestError("This server has no tokenizer (--skip-tokenizer-init), so it cannot chat; use /v1/completions with token ids.")
     if template is None:
@@ -109,6 +124,10 @@ async def chat_prompt(request: ChatRequest | TokenizeRequest, context: ServerCon
     knows_developer = "developer" in (getattr(template, "source", None) or getattr(tokenizer, "chat_template", None) or "")
     messages = [template_message(message, f"messages[{i}]", knows_developer) for i, message in enumerate(request.messages)]
     variables = _template_variables(request)
+    if documents := getattr(request, "documents", None):
+        if "documents" not in (getattr(template, "source", None) or ""):
+            raise RequestError("documents: this model's chat template has no place for them; write them into a message.", param="documents")
+        variables["documents"] = documents
     special = bool(request.add_special_tokens)
 
     def work() -> Prompt:
@@ -117,11 +136,33 @@ async def chat_prompt(request: ChatRequest | TokenizeRequest, context: ServerCon
 
     size = sum(len(m["content"] or "") for m in messages) + 64 * len(messages)
     prompt = await context.off_loop(size, work)
-    truncate(prompt, getattr(request, "truncate_prompt_tokens", None))
+    if isinstance(request, ChatRequest):
+        max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        truncate(prompt, tokens_to_keep(request.truncate_prompt_tokens, max_tokens, context))
     return prompt
 
 
-_RESERVED_VARIABLES = {"messages", "tools", "add_generation_prompt", "continue_final_message", "self"}
+MAX_TEMPLATE_CHARS = 256 * 1024  # of a template in a request
+
+
+async def request_template(source: str, context: ServerContext) -> Any:
+    """The compiled template that a request brought. RequestError where the server does not take any, or for a broken one."""
+    if not context.options.trust_request_chat_template:
+        raise RequestError(
+            "chat_template is refused in requests (a template is a program); start the server with --chat-template, or with "
+            "--trust-request-chat-template.",
+            param="chat_template",
+            code="unsupported_field",
+        )
+    if len(source) > MAX_TEMPLATE_CHARS:
+        raise RequestError(f"chat_template has {len(source)} characters; at most {MAX_TEMPLATE_CHARS} are taken.", param="chat_template")
+    found = context.templates.get(source)
+    if found is None:
+        found = await context.off_loop(max(len(source), INLINE_CHARS), context.compile_template, source)
+    return found
+
+
+_RESERVED_VARIABLES = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self"}
 
 
 def _template_variables(request: ChatRequest | TokenizeRequest) -> dict[str, Any]:

@@ -65,6 +65,15 @@ class UtilityRoutes:
             raise EngineDeadError("it stopped or does not answer; restart the server")
         return json_response({"status": "ok"})
 
+    async def ping(self, request: Request) -> Response:
+        """/health for those that ask for /ping, and want no body (SageMaker)."""
+        await self.health(request)
+        return Response(status_code=200)
+
+    async def load(self, request: Request) -> Response:
+        """How many requests run or wait here: for load balancers."""
+        return json_response({"server_load": self.context.engine.num_unfinished})
+
     async def version(self, request: Request) -> Response:
         return json_response({"version": version()})
 
@@ -105,7 +114,7 @@ class UtilityRoutes:
         return json_response(answer)
 
     def _refuse_chat_fields(self, sent: TokenizeRequest) -> None:
-        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"):
             if getattr(sent, name) is not None:
                 raise RequestError(f"{name} works on messages; this request has a prompt.", param=name)
 

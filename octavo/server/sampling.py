@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.errors import RequestError
+from octavo.frontend.beam_search import BeamSearchParams
 from octavo.frontend.params import SamplingParams, check_ids
 from octavo.server.context import ServerContext
-from octavo.server.schemas import AssistantMessage, ChatRequest, CompletionRequest, GenerationRequest, check_refused
+from octavo.server.schemas import ACCEPTED, REFUSED, AssistantMessage, ChatRequest, CompletionRequest, GenerationRequest, check_refused
+from octavo.server.structured import requested_output
 
 # Copied under the same name when the client set them.
 _SAME_NAME = (
@@ -29,6 +31,7 @@ _SAME_NAME = (
     "prompt_logprobs",
     "skip_special_tokens",
     "spaces_between_special_tokens",
+    "detokenize",
 )
 # What a model may bring defaults for (generation_config.json).
 _MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -72,6 +75,7 @@ def sampling_params(
             fields[name] = value
     if request.logit_bias:
         fields["logit_bias"] = _logit_bias(request.logit_bias)
+    fields["structured_outputs"] = requested_output(request)
     fields.update(extra)
     params = SamplingParams(**fields)
     vocab_size = context.engine.vocab_size
@@ -106,6 +110,8 @@ def chat_params(request: ChatRequest, context: ServerContext) -> SamplingParams:
             f"max_completion_tokens ({max_tokens}) and its older name max_tokens ({request.max_tokens}) differ; send one.",
             param="max_completion_tokens",
         )
+    if max_tokens is not None and max_tokens < 0 and request.max_completion_tokens is not None:
+        raise RequestError(f"max_completion_tokens must be at least 0, got {max_tokens}.", param="max_completion_tokens")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     return sampling_params(request, context, max_tokens=max_tokens, logprobs=logprobs)
 
@@ -114,10 +120,82 @@ def completion_params(request: CompletionRequest, context: ServerContext) -> Sam
     check_request(request, context)
     if request.logprobs is not None:
         check_logprobs("logprobs", request.logprobs, context.options.max_logprobs)
+    extra: dict[str, Any] = {}
+    logprobs = request.logprobs
     n = 1 if request.n is None else request.n
     if request.best_of is not None and request.best_of != n:
-        raise RequestError(f"best_of ({request.best_of}) other than n ({n}) is not supported; leave it out.", param="best_of")
-    extra = {}
+        _check_best_of(request, n, context.options.max_n)
+        extra["n"] = request.best_of
+        logprobs = logprobs or 0
     if request.echo and request.logprobs is not None:
         extra["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
-    return sampling_params(request, context, max_tokens=request.max_tokens, logprobs=request.logprobs, **extra)
+    return sampling_params(request, context, max_tokens=request.max_tokens, logprobs=logprobs, **extra)
+
+
+def _check_best_of(request: CompletionRequest, n: int, limit: int) -> None:
+    best_of = request.best_of or 0
+    if n < 1:
+        raise RequestError(f"n must be at least 1, got {n}.", param="n")
+    if not n <= best_of <= limit:
+        raise RequestError(f"best_of must be at least n ({n}) and at most {limit} (--max-n), got {best_of}.", param="best_of")
+    if request.stream:
+        raise RequestError("best_of chooses when all have ended, so it cannot be streamed; ask with stream: false.", param="best_of")
+
+
+# With beam search a request may set these, …
+_WITH_BEAMS = {
+    *("model", "messages", "prompt", "n", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "echo"),
+    *("use_beam_search", "beam_width", "length_penalty", "early_stopping", "ignore_eos", "stream", "include_stop_str_in_output", "seed"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "add_special_tokens", "truncate_prompt_tokens"),
+    *("return_token_ids", "return_tokens_as_token_ids", "priority", "cache_salt", "request_id", "add_generation_prompt"),
+    *("continue_final_message", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort"),
+}
+# … and others only to what changes nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "temperature": (0,),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_tokens": (0,),
+    "detokenize": (True,),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "parallel_tool_calls": (True, False),
+    "include_reasoning": (True,),
+}
+
+
+def beam_params(request: GenerationRequest, params: SamplingParams) -> BeamSearchParams | None:
+    """How to search, or None for a request that samples. RequestError names a field that does not go with either."""
+    if not request.use_beam_search:
+        for name, default in (("beam_width", None), ("length_penalty", 1), ("early_stopping", False)):
+            if getattr(request, name) not in (None, default):
+                raise RequestError(f"{name} needs use_beam_search: true.", param=name)
+        return None
+    for name in request.__struct_fields__:
+        value = getattr(request, name)
+        known = name in _WITH_BEAMS or name in ACCEPTED or name in REFUSED
+        if value is None or value == [] or value == {} or known or value in _NEUTRAL.get(name, ()):
+            continue
+        hint = f"set it to {_NEUTRAL[name][0]} or leave it out" if name in _NEUTRAL else "leave it out"
+        raise RequestError(f"{name} does not go with use_beam_search (it searches for the likeliest answer); {hint}.", param=name)
+    beams = BeamSearchParams(
+        beam_width=params.n if request.beam_width is None else request.beam_width,
+        n=params.n,
+        max_tokens=params.max_tokens,
+        ignore_eos=params.ignore_eos,
+        length_penalty=1.0 if request.length_penalty is None else request.length_penalty,
+        early_stopping=False if request.early_stopping is None else request.early_stopping,
+        logprobs=params.logprobs,
+        skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+    )
+    if request.stream:
+        raise RequestError(
+            "Beam search knows its answer when it is over, so it cannot be streamed; ask with stream: false.", param="stream"
+        )
+    return beams

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -35,10 +35,6 @@ def _is(*values: Any) -> Callable[[Any], bool]:
     return lambda value: value is None or any(value == v and type(value) is type(v) for v in values)
 
 
-def _text_format(value: Any) -> bool:
-    return value is None or value == {"type": "text"}
-
-
 _LATER = "is not supported yet; leave it out"
 # field -> (which values ask for nothing and pass, what to say about the others)
 REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -46,19 +42,18 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "tool_choice": (_is("none", "auto"), f"{_LATER} (tool calling)."),
     "functions": (_is([]), "is not supported; it is OpenAI's old form of tools."),
     "function_call": (_is("none", "auto"), "is not supported; it is OpenAI's old form of tool_choice."),
-    "response_format": (_text_format, 'is not supported yet (structured output), other than {"type": "text"}.'),
-    "structured_outputs": (_is(), f"{_LATER} (structured output)."),
-    "guided_json": (_is(), f"{_LATER} (structured output)."),
-    "guided_regex": (_is(), f"{_LATER} (structured output)."),
-    "guided_choice": (_is(), f"{_LATER} (structured output)."),
-    "guided_grammar": (_is(), f"{_LATER} (structured output)."),
     "modalities": (_is(["text"]), 'is not supported, other than ["text"]: this model answers in text.'),
     "audio": (_is(), "is not supported: this model answers in text."),
     "prediction": (_is(), "is not supported; leave it out, the answer is the same."),
     "web_search_options": (_is(), "is not supported: this server does not search the web."),
     "moderation": (_is(), "is not supported: this server does not moderate."),
     "verbosity": (_is("medium"), 'is not supported, other than "medium"; ask for it in the prompt.'),
-    "chat_template": (_is(), "is refused in requests (a template is a program); start the server with --chat-template."),
+    "logits_processors": (_is([]), "is not supported: it would run code that a client names."),
+    "mm_processor_kwargs": (_is({}), "is not supported: this model takes text only."),
+    "media_io_kwargs": (_is({}), "is not supported: this model takes text only."),
+    "prompt_embeds": (_is(), "is not supported; send a text or token ids as the prompt."),
+    "kv_transfer_params": (_is({}), "is not supported: prompts and outputs run in the same engine."),
+    "vllm_xargs": (_is({}), "is not supported: there are no extensions that would read it."),
     "suffix": (_is(""), "is not supported (fill in the middle); write the model's own infill tokens into the prompt."),
 }
 
@@ -97,6 +92,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
+    # the form of the answer, see structured.py; one at most
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     # text
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -104,6 +106,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     truncate_prompt_tokens: int | None = None  # keep the prompt's last k tokens
     echo: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # log-probabilities name tokens "token_id:ID"
+    detokenize: bool | None = None  # false: no text, for clients that take token ids
+    # beam search
+    use_beam_search: bool | None = None
+    beam_width: int | None = None  # None: n
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     # scheduling
     priority: int | None = None  # lower runs first; needs --scheduling-policy priority
     cache_salt: str | None = None  # only requests with the same salt share prefix cache
@@ -118,12 +127,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     # refused by name, see REFUSED
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    response_format: Any = None
+    logits_processors: Any = None
+    kv_transfer_params: Any = None
+    vllm_xargs: Any = None
 
     @property
     def streams(self) -> bool:
@@ -141,10 +147,11 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/completions. ``prompt``: a text, a list of texts, token ids, or a list of lists of token ids."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | list[str | int | list[int]] | msgspec.UnsetType = msgspec.UNSET  # required; see completion_prompts
     logprobs: int | None = None
-    best_of: int | None = None  # only n: choosing among more is not supported
+    best_of: int | None = None  # generate so many, give back the n with the best mean log-probability
     suffix: Any = None
+    prompt_embeds: Any = None
 
 
 class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
@@ -212,11 +219,14 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     # template
     add_generation_prompt: bool | None = None  # None: unless continue_final_message
     continue_final_message: bool | None = None
+    chat_template: str | None = None  # needs --trust-request-chat-template
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None  # for templates that read them
     reasoning_effort: str | None = None  # handed to the template, for models that read it there
     parallel_tool_calls: bool | None = None
     # refused by name
-    chat_template: Any = None
+    mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
     tools: Any = None
     tool_choice: Any = None
     functions: Any = None
@@ -238,6 +248,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: bool | None = None  # None: true for a prompt, false for messages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 

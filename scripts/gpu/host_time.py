@@ -34,6 +34,18 @@ def main() -> None:
         llm.generate(prompts(1, 560), once, use_tqdm=False)
     profile.disable()
     pstats.Stats(profile).sort_stats("tottime").print_stats(28)
+    longer = [prompts(16, 512) for _ in range(12)]
+    for batch in longer[:2]:
+        llm.generate(batch, once, use_tqdm=False)
+    profile = cProfile.Profile()
+    begun = time.perf_counter()
+    for i, batch in enumerate(longer[2:]):
+        if i == 5:
+            print(f"16 prompts of 512, one token: {(time.perf_counter() - begun) / 5 * 1e3:.2f} ms")
+            profile.enable()
+        llm.generate(batch, once, use_tqdm=False)
+    profile.disable()
+    pstats.Stats(profile).sort_stats("tottime").print_stats(28)
     for batch in (33, 100, 190, 250, 3, 60):
         begun = time.perf_counter()
         llm.generate(prompts(batch, 20), SamplingParams(temperature=0.6, max_tokens=4, ignore_eos=True, detokenize=False), use_tqdm=False)

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 
 from octavo import LLM, SamplingParams
-from octavo.executor.step_graphs import split_mixed
+from octavo.executor.step_graphs import fits_graph, split_mixed
 from octavo.frontend.inputs import Prompt
 
 
@@ -34,7 +34,7 @@ def measure(llm: LLM, count: int, run: int) -> None:
 
     def timed_submit(plan):  # noqa: ANN001, ANN202
         split = split_mixed(plan)
-        kind = "eager" if split is None else "mixed" if split[1] else "decode"
+        kind = "eager" if split is None or not fits_graph(split[1]) else "mixed" if split[1] else "decode"
         begun = time.perf_counter()
         submit(plan)
         spent[f"submit {kind}"].append(time.perf_counter() - begun)

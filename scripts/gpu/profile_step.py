@@ -36,7 +36,7 @@ def main() -> None:
 
 def profile(llm: LLM, batch: int, temperature: float, context: int) -> None:
     rng = random.Random(batch)
-    params = SamplingParams(temperature=temperature, max_tokens=STEPS + 60, ignore_eos=True, detokenize=False)
+    params = SamplingParams(temperature=temperature, max_tokens=2 * STEPS + 60, ignore_eos=True, detokenize=False)
     for _ in range(batch):
         prompt = {"prompt_token_ids": [rng.randint(10, 9000) for _ in range(context)]}
         from octavo.frontend.inputs import parse_prompts
@@ -50,6 +50,7 @@ def profile(llm: LLM, batch: int, temperature: float, context: int) -> None:
         llm.engine.step()
     torch.cuda.synchronize()
     wall = (time.perf_counter() - begun) / STEPS * 1e6
+    took, gap = step_and_gap(llm)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
         for _ in range(STEPS):
             llm.engine.step()
@@ -59,13 +60,40 @@ def profile(llm: LLM, batch: int, temperature: float, context: int) -> None:
         if event.device_type == torch.autograd.DeviceType.CUDA:
             times[event.name].append(event.self_device_time_total)
     total = sum(sum(v) for v in times.values()) / STEPS
-    print(f"== batch {batch}, context {context}, temperature {temperature}: {wall:.0f} us a step, kernels {total:.0f} us")
+    print(
+        f"== batch {batch}, context {context}, temperature {temperature}: {wall:.0f} us a step; on the GPU {took:.0f} us from its first "
+        f"kernel to its last, {gap:.0f} us from there to the next (medians); kernels' times together {total:.0f} us"
+    )
     for name, values in sorted(times.items(), key=lambda kv: -sum(kv[1]))[:16]:
         print(f"{sum(values) / STEPS:9.1f} us  {len(values) / STEPS:6.1f} x {sum(values) / len(values):7.2f}  {name[:90]}")
     for request_id in list(llm.engine.scheduler.requests):
         llm.engine.abort(request_id)
     while llm.engine.has_work():
         llm.engine.step()
+
+
+def step_and_gap(llm: LLM) -> tuple[float, float]:
+    """Medians in microseconds: a captured step on the GPU, and what passes between two of them."""
+    marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    pool = llm.executor.runner.graphs.pool
+    run = pool.run
+
+    def marked(key, body):  # noqa: ANN001, ANN202
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record()
+        output = run(key, body)
+        after.record()
+        marks.append((before, after))
+        return output
+
+    pool.run = marked
+    for _ in range(STEPS):
+        llm.engine.step()
+    pool.run = run
+    torch.cuda.synchronize()
+    took = sorted(before.elapsed_time(after) for before, after in marks)
+    gaps = sorted(first[1].elapsed_time(second[0]) for first, second in zip(marks[1:], marks[2:], strict=False))
+    return took[len(took) // 2] * 1e3, gaps[len(gaps) // 2] * 1e3
 
 
 if __name__ == "__main__":

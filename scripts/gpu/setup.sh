@@ -7,3 +7,5 @@ for wheels in "${@:-.whl}"; do
     fi
 done
 export PYTHONPATH="$PWD:$site" HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
+# Installed packages have their modules compiled; where an image was built without, and writing is off, each start compiles torch anew.
+export PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=${PYTHONPYCACHEPREFIX:-/tmp/octavo-pyc}

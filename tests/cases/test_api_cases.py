@@ -122,15 +122,29 @@ def test_7_bias_of_an_unknown_token(http):
     [
         {"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object", "unevaluatedItems": False}}}},
     ],
-    ids=["8", "9", "14"],
+    ids=["8", "9"],
 )
-def test_8_9_14_tools_and_schemas_are_refused_by_name(http, fields, streams):
-    """Until tool calling and structured output exist, they are refused, not ignored."""
+def test_8_9_tools_are_refused_by_name(http, fields, streams):
+    """Until tool calling exists, it is refused, not ignored."""
     answer = http.post(CHAT, json={"messages": HELLO, "max_tokens": 64, "stream": streams, **fields})
     refused(answer, 400, "not supported yet")
     assert answer.json()["error"]["param"] in fields
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("streams", [False, True])
+def test_14_a_schema_with_an_unsupported_keyword(http, streams):
+    schema = {"type": "object", "properties": {"a/b": {"type": "array", "unevaluatedItems": False}}}
+    sent = {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}
+    answer = http.post(CHAT, json={"messages": HELLO, "max_tokens": 64, "stream": streams, **sent})
+    refused(answer, 400, "/properties/a~1b/unevaluatedItems")
+    assert answer.json()["error"]["param"] == "response_format.json_schema.schema"
+    del schema["properties"]["a/b"]["unevaluatedItems"]
+    schema |= {"required": ["a/b"], "additionalProperties": False}
+    schema["properties"]["a/b"] |= {"items": {"type": "boolean"}, "maxItems": 3}
+    content = post(http, CHAT, messages=HELLO, max_tokens=64, **sent)["choices"][0]["message"]["content"]
+    assert list(json.loads(content)) == ["a/b"] and all(isinstance(v, bool) for v in json.loads(content)["a/b"])
 
 
 @pytest.mark.real

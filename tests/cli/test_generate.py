@@ -16,6 +16,7 @@ from octavo.cli.main import main
 from octavo.errors import ConfigError
 from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.frontend.params import SamplingParams
+from octavo.frontend.structured import StructuredOutput
 
 
 class FakeLLM:
@@ -168,6 +169,7 @@ def test_every_sampling_flag_reaches_its_field() -> None:
         "logit_bias": '{"4": -1}',
         "top_p": "0.5",
         "min_p": "0.5",
+        "structured_outputs": '{"regex": "a+"}',
     }
     expected = {
         "stop_token_ids": [1, 2],
@@ -177,6 +179,7 @@ def test_every_sampling_flag_reaches_its_field() -> None:
         "logit_bias": {4: -1.0},
         "top_p": 0.5,
         "min_p": 0.5,
+        "structured_outputs": StructuredOutput("regex", "a+", "structured_outputs.regex"),
     }
     for name in sampling_flags.HELP:
         default = getattr(SamplingParams(), name)

@@ -153,7 +153,7 @@ def test_auto_rations_and_a_number_does_not() -> None:
         ({"itl_slo_ms": float("nan")}, "--itl-slo-ms"),
         ({"itl_slo_ms": 20, "enable_chunked_prefill": False}, "chunked"),
         ({"max_num_batched_tokens": "many"}, "must be an integer"),
-        ({"max_num_seqs": "auto"}, "must be an integer"),
+        ({"block_size": "auto"}, "must be an integer"),
     ],
 )
 def test_refused(flags: dict, message: str) -> None:

@@ -113,10 +113,27 @@ def test_aborts() -> None:
     assert not engine.engine.has_work()
 
 
+def test_idle_it_prepares_until_there_is_nothing_left_or_something_comes() -> None:
+    engine, sent, socket = server([None, None, None, None, [request("a")], None, None, None, None, None, None, None])
+    left = iter([True, True, False])
+    calls: list[int] = []
+
+    def prepare() -> bool:
+        assert not engine.engine.has_work()
+        calls.append(len(socket.waits))
+        return next(left, False)
+
+    engine.prepare = prepare
+    engine.run()
+    assert socket.waits[:5] == [50, 0, 0, 1000, 1000] and calls[:4] == [1, 2, 3, 4]
+    assert reasons(sent, "a") == ["length"]
+    assert 50 in socket.waits[5:]  # idle again: a short pause first
+
+
 def test_idle_it_waits_and_shows_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000, 2))
     monkeypatch.setattr("octavo.engine.process.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     engine, sent, socket = server([None, None, [request("a")], None])
     engine.run()
     assert any(isinstance(m, Heartbeat) for m in sent[:3])
-    assert socket.waits[:4] == [1000, 1000, 1000, 0]
+    assert socket.waits[:4] == [50, 1000, 1000, 0]

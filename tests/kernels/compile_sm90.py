@@ -86,8 +86,11 @@ def elementwise_cases() -> Iterator[Case]:
 
 
 def sampling_cases() -> Iterator[Case]:
-    from octavo.kernels.triton import sample
+    from octavo.kernels.triton import bitmask, sample
 
+    types = {"logits_ptr": FP32, "logits_stride": "i32", "bits_ptr": I32, "words": "i32", "places_ptr": I64, "vocab": "i32"}
+    constants = {"BLOCK_WORDS": bitmask._BLOCK_WORDS, "USE_PDL": True}
+    yield Case("token bitmask", bitmask._bitmask_kernel, types, constants, loose=("words", "vocab", "logits_stride"))
     vocab = 151936
     blocks, peaks = triton.cdiv(vocab, sample.BLOCK), triton.cdiv(vocab, sample.PEAK)
     for mode, name in ((sample.GREEDY, "greedy"), (sample.PLAIN, "plain"), (sample.TRUNCATED, "truncated")):

@@ -39,7 +39,7 @@ def all_routes(app) -> list[Route]:
 @pytest.mark.parametrize("metrics_too", [False, True])
 def test_every_route_wants_a_key(start_server, metrics_too):
     running = start_server(api_key=("first-key", "second-key"), metrics_require_api_key=metrics_too)
-    open_paths = {"/health", "/version"} | (set() if metrics_too else {"/metrics"})
+    open_paths = {"/health", "/ping", "/version", "/docs"} | (set() if metrics_too else {"/metrics"})
     routes = all_routes(running.app)
     assert len(routes) >= 9
     with httpx.Client(base_url=running.url) as http:

@@ -52,6 +52,26 @@ def bench_sampling(vocab: int = 151936, all_rows: tuple[int, ...] = (1, 8, 32, 2
     return results
 
 
+def bench_bitmask(vocab: int = 151936, all_rows: tuple[int, ...] = (1, 64, 256)) -> list[Timing]:
+    """Structured output's masks: what is written is -inf for the forbidden tokens, nearly all of them here."""
+    from octavo.kernels.token_bitmask import apply_token_bitmask_reference
+    from octavo.kernels.triton.bitmask import apply_token_bitmask
+
+    results = []
+    for rows in all_rows:
+        num_bytes = rows * vocab * 4 + rows * vocab // 8
+        logits = torch.randn(copies_for(num_bytes, 16), rows, vocab, device="cuda")
+        bits = torch.zeros(rows, -(-vocab // 32), dtype=torch.int32, device="cuda")
+        bits[:, ::50] = 5
+        places = torch.arange(rows, device="cuda")
+        for label, function in (("triton", apply_token_bitmask), ("torch", apply_token_bitmask_reference)):
+            seconds = time_graph([partial(function, part, bits, places) for part in logits])
+            results.append(Timing(f"token bitmask R={rows} {label}", seconds, num_bytes))
+            print(results[-1], flush=True)
+    return results
+
+
 if __name__ == "__main__":
+    bench_bitmask()
     bench_sampling()
     bench_sampling(all_rows=(1, 32), scale=0.5)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from octavo.kernels.silu_and_mul import GELU, GELU_TANH, SILU
-from octavo.kernels.triton.launch import pdl_options, release, wait
+from octavo.kernels.triton.launch import launch, pdl_options, release, wait
 
 
 @triton.jit
@@ -57,8 +57,9 @@ def _act_and_mul(x: torch.Tensor, kind: int) -> torch.Tensor:
     columns = triton.cdiv(width, block)
     for start in range(0, rows, 65535):  # the grid's second dimension ends there
         part = min(65535, rows - start)
-        _act_and_mul_kernel[(columns, part)](
-            flat[start:], out.view(-1, width)[start:], flat.stride(0),
+        launch(
+            _act_and_mul_kernel, (columns, part),
+            (flat[start:], out.view(-1, width)[start:], flat.stride(0)),
             WIDTH=width, BLOCK=block, KIND=kind, num_warps=max(1, min(4, block // 256)), **pdl_options(x),
         )  # fmt: skip
     return out

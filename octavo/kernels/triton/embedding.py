@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from octavo.kernels.triton.launch import pdl_options, release, wait
+from octavo.kernels.triton.launch import launch, pdl_options, release, wait
 
 
 def embedding_reference(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -34,7 +34,13 @@ def embedding(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     out = torch.empty(tokens, width, dtype=weight.dtype, device=weight.device)
     if tokens:
         block = min(2048, triton.next_power_of_2(width))
-        _embedding_kernel[(tokens, triton.cdiv(width, block))](
-            token_ids, weight, out, vocab, WIDTH=width, BLOCK=block, num_warps=max(1, min(8, block // 256)), **pdl_options(weight)
+        launch(
+            _embedding_kernel,
+            (tokens, triton.cdiv(width, block)),
+            (token_ids, weight, out, vocab),
+            WIDTH=width,
+            BLOCK=block,
+            num_warps=max(1, min(8, block // 256)),
+            **pdl_options(weight),
         )
     return out

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -23,7 +23,7 @@ import triton
 from octavo.kernels.silu_and_mul import silu_and_mul_reference
 from octavo.kernels.triton.activation import silu_and_mul
 from octavo.kernels.triton.gemv import gemv_kernel, skinny_kernel
-from octavo.kernels.triton.launch import pdl_options
+from octavo.kernels.triton.launch import launch, pdl_options
 from octavo.kernels.triton.norm import rms_norm, rms_norm_reference
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
@@ -260,20 +260,25 @@ def run(
     grid = (triton.cdiv(weight_rows, config.block_n), config.split_k)
     other = x if residual is None else residual
     kernel = gemv_kernel if config.kernel == "gemv" else skinny_kernel
-    launch = partial(kernel.warmup, grid=grid) if compile_only else kernel[grid]
     if config.kernel == "gemv":
-        launch(
+        arguments = (
             x, weight, weight if bias is None else bias, y, other, total, weight if norm is None else norm[0],
             0.0 if norm is None else norm[1], space.partial, space.counters, rows, n, x.stride(0), other.stride(0),
+        )  # fmt: skip
+        keywords = dict(
             K=k, ROWS=triton.next_power_of_2(rows), BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT_K=config.split_k,
             GATED=gated, HAS_BIAS=bias is not None, HAS_NORM=norm is not None, HAS_RESIDUAL=residual is not None,
             num_warps=config.num_warps, **pdl_options(x),
         )  # fmt: skip
     else:
-        launch(
-            x, weight, weight if bias is None else bias, y, space.partial, space.counters, rows, n, x.stride(0),
+        arguments = (x, weight, weight if bias is None else bias, y, space.partial, space.counters, rows, n, x.stride(0))
+        keywords = dict(
             K=k, BLOCK_M=padded_rows(rows), BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT_K=config.split_k,
             STAGES=config.num_stages, PREFETCH=config.prefetch, GATED=gated, HAS_BIAS=bias is not None,
             num_warps=config.num_warps, **pdl_options(x),
         )  # fmt: skip
+    if compile_only:
+        kernel.warmup(*arguments, grid=grid, **keywords)
+    else:
+        launch(kernel, grid, arguments, **keywords)
     return y, total

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from octavo.kernels.rms_norm import rms_norm_reference
-from octavo.kernels.triton.launch import pdl_options, release, wait
+from octavo.kernels.triton.launch import launch, pdl_options, release, wait
 
 MAX_WIDTH = 65536  # one program holds a row
 
@@ -59,8 +59,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
     if rows == 0:
         return out, total
     other = flat if residual is None else _rows(residual, width)
-    _rms_norm_kernel[(rows,)](
-        flat, other, weight.contiguous(), out, total, eps, flat.stride(0), other.stride(0),
+    launch(
+        _rms_norm_kernel, (rows,),
+        (flat, other, weight.contiguous(), out, total, eps, flat.stride(0), other.stride(0)),
         WIDTH=width, BLOCK=triton.next_power_of_2(width), HAS_RESIDUAL=residual is not None,
         num_warps=_warps(width), **pdl_options(x),
     )  # fmt: skip

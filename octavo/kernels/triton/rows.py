@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo.kernels.triton.launch import pdl_options, release, wait
+from octavo.kernels.triton.launch import launch, pdl_options, release, wait
 
 _BLOCK = 128
 
@@ -99,15 +99,18 @@ def decode_inputs(
     if places == 0:
         return out
     options = pdl_options(row_index)
-    _decode_inputs_kernel[(triton.cdiv(places, _BLOCK),)](
-        row_index, last_token, num_computed, block_table, block_table.stride(0),
+    launch(
+        _decode_inputs_kernel, (triton.cdiv(places, _BLOCK),),
+        (row_index, last_token, num_computed, block_table, block_table.stride(0),
         out.token_ids, out.positions, out.slots, out.seq_lens,
-        places, dummy_row, dummy_len, BLOCK_SIZE=block_size, BLOCK=_BLOCK, num_warps=4, **options,
+        places, dummy_row, dummy_len),
+        BLOCK_SIZE=block_size, BLOCK=_BLOCK, num_warps=4, **options,
     )  # fmt: skip
     if out.block_tables is not None:
         width = block_table.shape[1]
-        _tables_kernel[(places, triton.cdiv(width, 512))](
-            row_index, block_table, block_table.stride(0), out.seq_lens, out.block_tables,
+        launch(
+            _tables_kernel, (places, triton.cdiv(width, 512)),
+            (row_index, block_table, block_table.stride(0), out.seq_lens, out.block_tables),
             WIDTH=width, BLOCK_SIZE=block_size, BLOCK=512, num_warps=4, **options,
         )  # fmt: skip
     return out
@@ -164,8 +167,13 @@ def store_tokens(
     """
     places = row_index.shape[0]
     if places:
-        _store_tokens_kernel[(triton.cdiv(places, _BLOCK),)](
-            row_index, tokens, last_token, num_computed, places, dummy_row, BLOCK=_BLOCK, num_warps=4, **pdl_options(tokens)
+        launch(
+            _store_tokens_kernel,
+            (triton.cdiv(places, _BLOCK),),
+            (row_index, tokens, last_token, num_computed, places, dummy_row),
+            BLOCK=_BLOCK,
+            num_warps=4,
+            **pdl_options(tokens),
         )
 
 
@@ -199,8 +207,13 @@ def scatter_pairs(pairs: torch.Tensor, target: torch.Tensor) -> None:
         raise ValueError(f"scatter_pairs takes contiguous pairs [N, 2] and a contiguous target; got {tuple(pairs.shape)}.")
     count = pairs.shape[0]
     if count:
-        _scatter_kernel[(triton.cdiv(count, _BLOCK),)](
-            pairs, target, count, target.numel(), BLOCK=_BLOCK, num_warps=4, **pdl_options(pairs)
+        launch(
+            _scatter_kernel,
+            (triton.cdiv(count, _BLOCK),),
+            (pairs, target, count, target.numel()),
+            BLOCK=_BLOCK,
+            num_warps=4,
+            **pdl_options(pairs),
         )
 
 

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from octavo.kernels.triton import draw
 from octavo.kernels.triton.draw import from_order_bits, gumbel, kth_largest, order_bits, search, stream_state, totals, weight_of
-from octavo.kernels.triton.launch import pdl_options, release, wait
+from octavo.kernels.triton.launch import launch, pdl_options, release, skipping, wait
 
 COLUMNS = 5  # of a row of packed parameters: temperature, top_p, min_p (float64 bits), top_k, key (int64)
 PEAK = 64  # tokens to a peak
@@ -347,14 +347,15 @@ def sample_rows(
     index = positions if row_index is None else row_index
     shared = (logits, logits.stride(0), packed, index, positions, best, bad, score, token, mass, peak)
     options = {"MODE": mode, "HAS_ROWS": row_index is not None, **pdl_options(logits)}
-    _scan_kernel[(blocks, rows)](*shared, VOCAB=vocab, BLOCK=BLOCK, PEAKS=peaks, num_warps=8, **options)
-    _choose_kernel[(rows,)](
-        *shared, runs, values, ids, tokens,
+    launch(_scan_kernel, (blocks, rows), shared, VOCAB=vocab, BLOCK=BLOCK, PEAKS=peaks, num_warps=8, **options)
+    launch(
+        _choose_kernel, (rows,),
+        (*shared, runs, values, ids, tokens),
         VOCAB=vocab, BLOCKS=blocks, BLOCKS_PADDED=triton.next_power_of_2(blocks), PEAKS=peaks,
         PEAKS_PADDED=triton.next_power_of_2(peaks), CANDIDATES=CANDIDATES, BLOCK=BLOCK, PASS=PASS,
         num_warps=16 if mode == TRUNCATED else 1, **options,
     )  # fmt: skip
-    return tokens
+    return tokens.zero_() if skipping() else tokens  # a trial looks up what it has drawn
 
 
 def greedy_tokens(logits: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

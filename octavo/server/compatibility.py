@@ -1,0 +1,85 @@
+"""docs/compatibility.md, out of the routes' descriptions and the fields' lines: ``python -m octavo.server.compatibility --write``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from octavo.server.fields import fields_of
+from octavo.server.openapi import Operation, served
+from octavo.server.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+
+PAGE = Path("docs/compatibility.md")
+SCHEMAS = {
+    "POST /v1/chat/completions": ChatRequest,
+    "POST /v1/completions": CompletionRequest,
+    "POST /tokenize": TokenizeRequest,
+    "POST /detokenize": DetokenizeRequest,
+}
+HEAD = """# Compatibility
+
+Made by `python -m octavo.server.compatibility --write` from the schemas that requests are decoded with; do not edit it by hand.
+
+A field is **supported**; or **accepted** without effect, because OpenAI's clients send it and no token depends on it; or
+**refused** by name with a 400, unless its value asks for nothing (null, an empty list, OpenAI's default). Every other field is
+unknown, and refused with the nearest known name. `null` means not set. Fields marked OpenAI are in OpenAI's own schemas; the
+others have vLLM's names and meanings.
+"""
+# Routes of OpenAI's and vLLM's servers that are not here; they answer 404.
+NOT_SERVED = [
+    ("/v1/files, /v1/batches, /v1/uploads", "batches run offline: `octavo run-batch`"),
+    ("/v1/audio/*, /v1/images/*, /v1/videos", "models answer in text"),
+    ("/v1/moderations", "there is no moderation model"),
+    ("/v1/fine_tuning/*, /v1/evals/*", "Octavo serves models, it does not train them"),
+    ("/v1/assistants, /v1/threads, /v1/conversations, /v1/vector_stores", "nothing is stored here"),
+    ("/v1/realtime", "no audio, no websockets"),
+    ("/v1/load_lora_adapter, /sleep, /wake_up, /collective_rpc", "vLLM's routes for adapters and for developers"),
+]
+
+
+def page(operations: Iterable[Operation]) -> str:
+    return "\n".join(_lines(list(operations))) + "\n"
+
+
+def _lines(operations: list[Operation]) -> Iterator[str]:
+    yield HEAD
+    yield "## Routes"
+    yield ""
+    yield "| route | does |"
+    yield "| --- | --- |"
+    for operation in operations:
+        stream = " Also as a stream." if operation.stream is not None else ""
+        yield f"| {operation.method} {operation.path.replace(':path', '')} | {operation.summary}{stream} |"
+    yield ""
+    yield "Not served:"
+    yield ""
+    for routes, why in NOT_SERVED:
+        yield f"- {routes}: {why}"
+    for title, schema in SCHEMAS.items():
+        yield ""
+        yield f"## {title}"
+        yield ""
+        yield "| field | | OpenAI | |"
+        yield "| --- | --- | --- | --- |"
+        order = {"supported": 0, "accepted": 1, "refused": 2}
+        for field in sorted(fields_of(schema), key=lambda f: order[f.status]):
+            note = field.note.replace("|", "\\|")
+            yield f"| `{field.name}` | {field.status} | {'yes' if field.openai else ''} | {note} |"
+
+
+def current_page() -> str:
+    """The page for the routes that an app serves with default options."""
+    from octavo.config import ServerOptions
+    from octavo.server.app import create_app
+    from octavo.server.mock import MockEngine
+
+    return page(served(create_app(MockEngine(), ServerOptions(), ["model"]).routes))
+
+
+if __name__ == "__main__":
+    text = current_page()
+    if "--write" in sys.argv:
+        PAGE.write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")

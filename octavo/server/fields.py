@@ -1,0 +1,158 @@
+"""What each field of a request does here, as data: docs/compatibility.md and /openapi.json are made from it.
+
+The schemas say which fields there are, ``ACCEPTED`` and ``REFUSED`` which of them have no effect or are refused; what is left
+is supported, and has its line here. A test holds the three together, and to the fields that OpenAI's own client knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from octavo.server.schemas import ACCEPTED, REFUSED
+
+Status = Literal["supported", "accepted", "refused"]
+
+# Of OpenAI's request schemas; other fields are vLLM's, or our own.
+OPENAI_CHAT = frozenset(
+    "audio frequency_penalty function_call functions logit_bias logprobs max_completion_tokens max_tokens messages metadata modalities "
+    "model moderation n parallel_tool_calls prediction presence_penalty prompt_cache_key prompt_cache_options prompt_cache_retention "
+    "reasoning_effort response_format safety_identifier seed service_tier stop store stream stream_options temperature tool_choice tools "
+    "top_logprobs top_p user verbosity web_search_options".split()
+)
+OPENAI_COMPLETIONS = frozenset(
+    "best_of echo frequency_penalty logit_bias logprobs max_tokens model n presence_penalty prompt seed stop stream stream_options suffix "
+    "temperature top_p user".split()
+)
+OPENAI = {"ChatRequest": OPENAI_CHAT, "CompletionRequest": OPENAI_COMPLETIONS}
+
+SUPPORTED: dict[str, str] = {
+    "model": "One of the served names; without it the first. Another name is a 404 that lists them.",
+    "stream": "Server-sent events, closed by [DONE].",
+    "stream_options": "include_usage: a last chunk with the usage; continuous_usage_stats: usage so far on every chunk; "
+    "include_obfuscation: only false.",
+    "n": "Choices per prompt, up to --max-n.",
+    "temperature": "0 is greedy. Default: the model's generation_config.json, else 1.",
+    "top_p": "In (0, 1].",
+    "top_k": "0 or -1 keeps all.",
+    "min_p": "In [0, 1], relative to the likeliest token.",
+    "presence_penalty": "-2 to 2, over output tokens.",
+    "frequency_penalty": "-2 to 2, over output tokens.",
+    "repetition_penalty": "Above 0, over prompt and output tokens; 1 is off.",
+    "seed": "The same request and seed give the same tokens, whatever else runs.",
+    "stop": "A text, or up to 16; left out of the answer, and never sent in a stream.",
+    "stop_token_ids": "Token ids that end the answer; stop_reason names the one.",
+    "include_stop_str_in_output": "Leave the stop text in the answer.",
+    "ignore_eos": "Go on after the end-of-sequence token.",
+    "max_tokens": "Most output tokens; without it what is left of the context.",
+    "min_tokens": "No end before so many output tokens.",
+    "logit_bias": "Token id (as a string) to -100 … 100; an id out of the vocabulary is a 400 that names it.",
+    "bad_words": "Texts that are never generated.",
+    "allowed_token_ids": "Nothing else is generated.",
+    "prompt_logprobs": "Log-probabilities of the prompt's tokens, up to --max-logprobs alternatives each; not in a stream.",
+    "skip_special_tokens": "Default true.",
+    "spaces_between_special_tokens": "Default true; matters to tokenizers that put spaces there.",
+    "add_special_tokens": "Completions: default true. Chat: default false, for templates write them.",
+    "truncate_prompt_tokens": "Keep the prompt's last k tokens; -1: what the context holds beside the answer.",
+    "echo": "Completions: the prompt comes first, with logprobs its tokens' too; max_tokens 0 only scores it. "
+    "Chat: with continue_final_message, the message that is continued comes first.",
+    "return_token_ids": "prompt_token_ids and token_ids beside the texts.",
+    "return_tokens_as_token_ids": 'Log-probabilities name tokens as "token_id:ID".',
+    "detokenize": "false: no text, for clients that take token ids.",
+    "use_beam_search": "The n likeliest sequences, as transformers' beam search finds them. Not in a stream; sampling fields are refused.",
+    "beam_width": "Beams of the search, up to 32; without it n.",
+    "length_penalty": "Beam search: sequences are ranked by sum of log-probabilities / length ** length_penalty. Default 1.",
+    "early_stopping": 'Beam search: true, false or "never", as in transformers.',
+    "priority": "Lower runs first; needs --scheduling-policy priority.",
+    "cache_salt": "Only requests with the same salt share prefix cache.",
+    "request_id": "Becomes part of the answer's id, before the header X-Request-Id.",
+    "prompt": "A text, a list of texts, token ids, or a list of lists of token ids.",
+    "CompletionRequest.logprobs": "The k likeliest tokens of each position, up to --max-logprobs (OpenAI: 5).",
+    "best_of": "Generate so many, give back the n with the best mean log-probability; not in a stream.",
+    "messages": "Roles system, developer, user, assistant and tool, with names and tool calls; content as text or as text parts. "
+    "Other parts (images, audio, files) are refused by name.",
+    "max_completion_tokens": "The newer name of max_tokens.",
+    "ChatRequest.logprobs": "true: each token's log-probability, with its bytes.",
+    "top_logprobs": "So many alternatives a token, up to --max-logprobs; needs logprobs.",
+    "add_generation_prompt": "Whether the template ends with the beginning of an answer; default true.",
+    "continue_final_message": "Go on with the last message, which is the assistant's.",
+    "chat_template": "Another template; needs --trust-request-chat-template, for a template is a program.",
+    "chat_template_kwargs": "Variables for the template.",
+    "documents": "For templates that read them; refused for others.",
+    "reasoning_effort": "Handed to the template.",
+    "thinking_token_budget": "Most tokens of reasoning; then its end is forced.",
+    "include_reasoning": "false: reasoning is generated and counted, but not sent.",
+    "tools": "Functions that the model may call.",
+    "tool_choice": "none, auto, required, or a named function.",
+    "parallel_tool_calls": "false: at most one call.",
+    "response_format": "text, json_object, or json_schema (always strict).",
+    "structured_outputs": "The answer's form in vLLM's way: one of json, regex, choice, grammar, structural_tag …",
+    "guided_json": "The older name of structured_outputs.json.",
+    "guided_regex": "The older name of structured_outputs.regex.",
+    "guided_choice": "The older name of structured_outputs.choice.",
+    "guided_grammar": "The older name of structured_outputs.grammar.",
+    "return_token_strs": "The tokens' texts too.",
+    "tokens": "Token ids.",
+}
+
+
+# Bounds as JSON schema has them, for /openapi.json; the checks themselves are SamplingParams' and BeamSearchParams'.
+_NATURAL = {"minimum": 0}
+RANGES: dict[str, dict[str, float]] = {
+    "n": {"minimum": 1},
+    "best_of": {"minimum": 1},
+    "temperature": _NATURAL,
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "top_k": {"minimum": -1, "maximum": 2**31 - 1},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "presence_penalty": {"minimum": -2, "maximum": 2},
+    "frequency_penalty": {"minimum": -2, "maximum": 2},
+    "repetition_penalty": {"exclusiveMinimum": 0},
+    "seed": {"minimum": -(2**63), "maximum": 2**63 - 1},
+    "max_tokens": _NATURAL,
+    "max_completion_tokens": _NATURAL,
+    "min_tokens": _NATURAL,
+    "prompt_logprobs": _NATURAL,
+    "logprobs": _NATURAL,
+    "top_logprobs": _NATURAL,
+    "truncate_prompt_tokens": {"minimum": -1},
+    "beam_width": {"minimum": 1, "maximum": 32},
+    "length_penalty": {"minimum": -10, "maximum": 10},
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """``note``: what it does, why it has no effect, or what is said to those who send it."""
+
+    name: str
+    status: Status
+    note: str
+    openai: bool
+
+
+def field_status(name: str) -> Status:
+    return "accepted" if name in ACCEPTED else "refused" if name in REFUSED else "supported"
+
+
+def field_note(schema: Any, name: str) -> str | None:
+    """The line of a field, or None for a schema or a field that has none."""
+    if name in ACCEPTED:
+        return f"Accepted without effect: {ACCEPTED[name]}."
+    if name in REFUSED:
+        return f"Refused: {REFUSED[name][1]}"
+    return SUPPORTED.get(f"{getattr(schema, '__name__', '')}.{name}") or SUPPORTED.get(name)
+
+
+def fields_of(schema: Any) -> list[Field]:
+    """Every field of a request struct, in its order. KeyError for one that has no line."""
+    own = OPENAI.get(schema.__name__, frozenset())
+    result = []
+    for name in schema.__struct_fields__:
+        note = field_note(schema, name)
+        if note is None:
+            raise KeyError(f"{schema.__name__}.{name} has no line in octavo/server/fields.py")
+        result.append(
+            Field(name, field_status(name), note.removeprefix("Accepted without effect: ").removeprefix("Refused: "), name in own)
+        )
+    return result
