@@ -5,7 +5,7 @@ winners to octavo/kernels/decode_attention_configs.json.
     python scripts/gpu/tune_attention.py [--seconds 150] [--out FILE] [--shapes 16/8x128 ...] [--table-only]
 
 What a configuration may depend on is the head shape and the number of sequences, as contexts vary while a graph stays; and the
-first four fields of DecodeConfig on the head shape alone, so that a sequence's result does not depend on its batch.
+first three fields of DecodeConfig on the head shape alone, so that a sequence's result does not depend on its batch.
 Compilation runs ahead in worker processes. A run cut short leaves what it has.
 """
 
@@ -55,17 +55,15 @@ Context = int | str
 
 
 def first_configs(dim: int) -> list[DecodeConfig]:
-    """What is tried everywhere: tile sizes, orientations and depths, with as many programs as fit beside each other, or one fewer."""
+    """What is tried everywhere: tile sizes and depths, with as many programs as fit beside each other, or one fewer."""
     found = []
-    for swapped, block_n, warps, stages in [
-        (True, 64, 4, 3), (True, 64, 4, 2), (False, 32, 4, 4), (False, 64, 4, 3), (True, 128, 8, 2), (False, 64, 8, 3), (True, 64, 8, 3),
-        (False, 32, 4, 3), (True, 64, 4, 4), (True, 64, 4, 6), (True, 128, 8, 3), (False, 32, 4, 5), (False, 64, 4, 4), (True, 128, 4, 3),
+    for block_n, warps, stages in [
+        (64, 4, 3), (32, 4, 4), (64, 4, 4), (32, 2, 4), (32, 4, 3), (64, 8, 3), (64, 2, 3), (32, 2, 3), (32, 4, 5), (128, 8, 3),
+        (128, 8, 2), (64, 4, 2), (64, 8, 4), (32, 2, 5),
     ]:  # fmt: skip
-        buffers = stages if swapped else stages - 1
-        shared = buffers * 2 * block_n * dim * 2 + (9 << 10)
-        fit = min(SHARED // (shared + 1024), 16 // warps)
-        if fit >= 1 and not (fit > 3 and stages > 3):
-            found += [DecodeConfig(block_n, warps, 256, swapped, stages, f) for f in (fit, fit - 1) if f >= 1]
+        shared = (stages - 1) * 2 * block_n * dim * 2 + (8 << 10)
+        fit = min(SHARED // (shared + 1024), 16 // warps if warps > 2 else 5)
+        found += [DecodeConfig(block_n, warps, 256, stages, f) for f in (fit, fit - 1) if 1 <= f <= 5]
     return found
 
 
@@ -130,7 +128,8 @@ class Case:
     def ours(self, config: DecodeConfig) -> Callable[[int], None]:
         plan = make_decode_plan(
             len(self.lengths), MULTIPROCESSORS * config.programs_per_sm, torch.device(DEVICE),
-            block_n=config.block_n, min_chunk=config.min_chunk, max_chunks=max_chunks(self.kv_heads, MULTIPROCESSORS),
+            block_n=config.block_n, min_chunk=config.min_chunk,
+            max_chunks=max_chunks(self.heads, self.kv_heads, self.dim, MULTIPROCESSORS),
         )  # fmt: skip
         plan_decode(plan, self.seq_lens, len(self.lengths), self.kv_heads, min_tiles=config.min_tiles, seam=config.seam)
         workspace = make_decode_workspace(plan, self.heads, self.kv_heads, self.dim)
@@ -213,7 +212,7 @@ class Tuner:
         return self.cases[key]
 
     def measure(self, config: DecodeConfig, batch: int, context: Context) -> None:
-        kernel = (config.block_n, config.swapped, *config.options().values())
+        kernel = (config.block_n, *config.options().values())
         case = self.case(batch, context)
         if case is None or kernel in self.broken or config in self.times[batch, context] or time.monotonic() > self.deadline:
             return
@@ -293,8 +292,7 @@ class Tuner:
 
 
 def label(c: DecodeConfig) -> str:
-    kernel = f"n{c.block_n}w{c.num_warps}{'T' if c.swapped else ''}s{c.num_stages}x{c.programs_per_sm}"
-    return f"{kernel}p{c.prefetch}c{c.min_chunk}m{c.min_tiles}k{c.seam}"
+    return f"n{c.block_n}w{c.num_warps}s{c.num_stages}x{c.programs_per_sm}p{c.prefetch}c{c.min_chunk}m{c.min_tiles}k{c.seam}"
 
 
 def save(path: Path, entries: list[dict[str, Any]]) -> None:
