@@ -58,8 +58,7 @@ def first_configs(dim: int) -> list[DecodeConfig]:
     """What is tried everywhere: tile sizes and depths, with as many programs as fit beside each other, or one fewer."""
     found = []
     for block_n, warps, stages in [
-        (64, 4, 3), (32, 4, 4), (64, 4, 4), (32, 2, 4), (32, 4, 3), (64, 8, 3), (64, 2, 3), (32, 2, 3), (32, 4, 5), (128, 8, 3),
-        (128, 8, 2), (64, 4, 2), (64, 8, 4), (32, 2, 5),
+        (64, 4, 3), (32, 4, 4), (64, 4, 4), (32, 2, 4), (32, 4, 3), (64, 8, 3), (64, 2, 3), (32, 2, 3), (32, 4, 5), (128, 8, 3), (32, 2, 5)
     ]:  # fmt: skip
         shared = (stages - 1) * 2 * block_n * dim * 2 + (8 << 10)
         fit = min(SHARED // (shared + 1024), 16 // warps if warps > 2 else 5)
