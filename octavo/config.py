@@ -46,6 +46,19 @@ class ModelOptions:
     )
     trust_remote_code: bool = flag(False, "Refused: Octavo never runs code out of a model repository.")
     seed: int = flag(0, "Seed of dummy weights and of requests that bring none.")
+    runner: str = flag(
+        "auto",
+        "What to do with the model: generate text, or only make embeddings (pooling). auto: what it is made for; text models do both.",
+        choices=("auto", "generate", "pooling"),
+    )
+    task: str = flag("auto", "Older way to write --runner: embed is pooling.", choices=("auto", "generate", "embed", "embedding"))
+    convert: str = flag("auto", "embed: the same as --runner pooling.", choices=("auto", "none", "embed"))
+    pooler_config: str | None = flag(
+        None,
+        'How embeddings are made, as JSON: {"pooling_type": "LAST", "MEAN" or "CLS", "normalize": true} (default: the model\'s own).',
+        aliases=("--override-pooler-config",),
+        metavar="JSON",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +146,7 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
                 raise ConfigError("--itl-slo-ms needs chunked prefill, to split prompts; leave out --no-enable-chunked-prefill.")
         if not 0 <= self.swap_space < float("inf"):
             raise ConfigError(f"--swap-space must be a number of GiB, at least 0, got {self.swap_space}.")
+        _ = self.runner_asked, self.pooler_options  # they raise for what cannot be
         if self.quantization not in (None, "none"):
             raise ConfigError(f"--quantization {self.quantization} is not supported yet; leave it out to load the checkpoint as it is.")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.rows:
@@ -146,6 +160,44 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
     def rows(self) -> int:
         """Most sequences that run at the same time: --max-num-seqs, once it is resolved."""
         return self.max_num_seqs or FEW_ROWS
+
+    @property
+    def runner_asked(self) -> str:
+        """auto, generate or pooling, out of --runner, --task and --convert. ConfigError if they contradict each other."""
+        from_task = {"auto": "auto", "generate": "generate"}.get(self.task, "pooling")
+        from_convert = "pooling" if self.convert == "embed" else "auto"
+        said = {name for name in (self.runner, from_task, from_convert) if name != "auto"}
+        if len(said) > 1:
+            raise ConfigError(
+                f"--runner {self.runner}, --task {self.task} and --convert {self.convert} contradict each other; --runner alone will do."
+            )
+        return said.pop() if said else "auto"
+
+    @property
+    def pooler_options(self) -> dict[str, Any]:
+        """--pooler-config, checked: ``pooling_type`` (LAST, MEAN or CLS) and ``normalize``, as far as they are given."""
+        if self.pooler_config is None:
+            return {}
+        import json
+
+        try:
+            sent = json.loads(self.pooler_config)
+        except ValueError as error:
+            raise ConfigError(f'--pooler-config is not valid JSON ({error}); write for example \'{{"pooling_type": "MEAN"}}\'.') from None
+        if not isinstance(sent, dict):
+            raise ConfigError("--pooler-config must be a JSON object.")
+        names = {"pooling_type": "pooling_type", "seq_pooling_type": "pooling_type"}
+        names |= {"normalize": "normalize", "use_activation": "normalize"}
+        options: dict[str, Any] = {}
+        for name, value in sent.items():
+            if name not in names:
+                raise ConfigError(f"--pooler-config: {name!r} is not supported; supported: pooling_type, normalize.")
+            options[names[name]] = value
+        if str(options.get("pooling_type", "LAST")).upper() not in ("LAST", "MEAN", "CLS"):
+            raise ConfigError(f"--pooler-config: pooling_type {options['pooling_type']!r} is not supported; supported: LAST, MEAN, CLS.")
+        if not isinstance(options.get("normalize", True), bool):
+            raise ConfigError("--pooler-config: normalize must be true or false.")
+        return options
 
     def token_budget(self, max_model_len: int, device_type: str) -> int:
         """Most tokens that one step may advance; executors size their buffers by it. ``device_type``: cpu or cuda.
@@ -182,19 +234,47 @@ class ServerOptions:
     host: str = flag("127.0.0.1", "Address to listen on; 0.0.0.0 for every interface.")
     port: int = flag(8000, "Port to listen on.")
     served_model_name: tuple[str, ...] = flag((), "Names that clients may ask for (default: the MODEL argument).", repeat=True, nargs="+")
+    api_server_count: int = flag(1, "HTTP processes that share the port and the engine; more than one for thousands of streams.")
     api_key: tuple[str, ...] = flag((), "Keys that clients must send; repeat the flag for several. Also OCTAVO_API_KEY.", repeat=True)
+    api_key_file: str | None = flag(None, "File with one key a line; empty lines and lines that begin with # are skipped.", metavar="FILE")
     chat_template: str | None = flag(None, "Jinja file or text that replaces the model's chat template.")
     trust_request_chat_template: bool = flag(False, "Take chat templates from requests (chat_template): a template is a program.")
+    tool_call_parser: str | None = flag(None, "Format of the model's tool calls (default: by its chat template; none: tools are refused).")
+    reasoning_parser: str | None = flag(None, "Format of the model's reasoning (default: by its template; none: it stays in the text).")
+    enable_auto_tool_choice: bool = flag(True, "Let the model decide whether to call a tool; without, calls can only be forced.")
+    stream_tool_arguments: bool = flag(True, "Stream a call's arguments as they come; without, a call is sent when it is whole.")
     metrics_require_api_key: bool = flag(False, "Ask for the API key on /metrics too.")
+    disable_web_ui: bool = flag(False, "Do not serve the web page (chat and dashboard) at /.")
     disable_log_requests: bool = flag(False, "Do not log a line per request.")
     disable_log_stats: bool = flag(False, "Do not log a line about the load every ten seconds.")
     log_level: str = flag("info", "How much to log.", choices=("debug", "info", "warning", "error"))
     max_logprobs: int = flag(20, "Most logprobs that a request may ask for.")
     max_n: int = flag(128, "Most sequences (n) that a request may ask for.")
+    max_prompts_per_request: int = flag(2048, "Most prompts in one completions request.")
     max_body_size: int = flag(16 * 2**20, "Largest request body in bytes (suffixes K, M, G).", metavar="BYTES", parse="bytes")
+    max_queued_requests: int | None = flag(
+        None, "Most requests that may wait for room in the engine; more are refused with 503 and Retry-After (default: no limit)."
+    )
+    max_requests_per_minute: int | None = flag(None, "Most requests a minute of one API key (default: no limit).")
+    max_tokens_per_minute: int | None = flag(None, "Most tokens a minute, prompt and output, of one API key (default: no limit).")
+    max_concurrent_requests_per_key: int | None = flag(None, "Most requests of one API key at the same time (default: no limit).")
+    client_write_timeout: float = flag(
+        60.0, "Seconds after which a client that reads nothing of its answer is cut off, and its request ended.", metavar="SECONDS"
+    )
     drain_timeout: float = flag(
         30.0, "Seconds that running requests get to finish after SIGTERM; a second SIGTERM ends them.", metavar="SECONDS"
     )
+    root_path: str = flag("", "Path under which a proxy serves this server; requests are taken with and without it.", metavar="PATH")
+    allowed_origins: tuple[str, ...] = flag(
+        (), "Web pages of these origins may call the server from a browser (CORS); * for all (default: none).", repeat=True, nargs="+"
+    )
+    allowed_methods: tuple[str, ...] = flag(("*",), "Methods that such pages may use (default: all).", repeat=True, nargs="+")
+    allowed_headers: tuple[str, ...] = flag(("*",), "Headers that such pages may send (default: all).", repeat=True, nargs="+")
+    allow_credentials: bool = flag(False, "Browsers may send cookies along from such pages.")
+    ssl_keyfile: str | None = flag(None, "Private key (PEM): serve https.", metavar="FILE")
+    ssl_certfile: str | None = flag(None, "Certificate chain (PEM): serve https.", metavar="FILE")
+    ssl_ca_certs: str | None = flag(None, "Authorities (PEM) that clients' certificates are checked against.", metavar="FILE")
+    ssl_cert_reqs: int = flag(0, "Whether clients must show a certificate: 0 no, 1 they may, 2 they must.", choices=(0, 1, 2))
 
 
 def flag_name(name: str) -> str:

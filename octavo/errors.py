@@ -30,10 +30,14 @@ class RequestError(OctavoError, ValueError):
         param: name of the offending field in the client's request, or None.
         status: HTTP status that the server answers with (400 unless said).
         code: machine-readable code for the OpenAI-shaped error object, or None.
+        retry_after: seconds after which the same request may succeed (the header Retry-After), or None.
     """
 
-    def __init__(self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None, retry_after: float | None = None
+    ) -> None:
         super().__init__(message)
         self.param = param
         self.status = status
         self.code = code
+        self.retry_after = retry_after

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+PoolingKind = Literal["mean", "last", "cls"]
 
 # ---------------------------------------------------------------------------------------------------------------------
 # HTTP process -> engine process
@@ -58,8 +59,23 @@ class GrammarVocabulary(msgspec.Struct, frozen=True, kw_only=True, array_like=Tr
     eos_token_ids: list[int]
 
 
+class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Make one vector of a prompt's hidden states, instead of continuing it. The front end has checked the values.
+
+    kind: the mean over all tokens, the last token's, or the first one's (cls; encoders only). ``dimensions``: keep so many
+    of the first components (Matryoshka embeddings, arXiv 2205.13147); None keeps all. ``normalize``: to length 1, after that.
+    """
+
+    kind: PoolingKind
+    normalize: bool = True
+    dimensions: int | None = None
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="generate"):
-    """One request, tokenized. ``arrival_time`` is ``time.time()`` seconds; lower ``priority`` runs first."""
+    """One request, tokenized. ``arrival_time`` is ``time.time()`` seconds; lower ``priority`` runs first.
+
+    With ``pooling`` the prompt is only run, and its vector is the result; ``params.max_tokens`` is 0 then, and n is 1.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -67,6 +83,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     arrival_time: float = 0.0
     priority: int = 0
     cache_salt: str | None = None
+    pooling: PoolingParams | None = None
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="abort"):
@@ -120,6 +137,7 @@ class TokenDelta(msgspec.Struct, kw_only=True, array_like=True):
     error: str | None = None
     error_status: int = 500  # HTTP status that goes with ``error``: 4xx where the request is to blame
     ends_in_text: bool = False  # a stop without a stop token: the grammar is complete, and the last token is part of the text
+    embedding: bytes | None = None  # float32, little-endian: what a request with ``pooling`` asked for
 
 
 class EngineStats(msgspec.Struct, kw_only=True, array_like=True):
@@ -220,6 +238,7 @@ class Advance:
     the own row for a decode, all n rows of a request at the end of its prompt.
     ``prompt_logprobs`` k: also return log-probabilities for the run positions' next prompt tokens, which are in
     ``next_token_ids`` (len count, or count-1 at the prompt's end).
+    ``pooling``: the run positions' hidden states belong into the row's vector, which is returned if ``pooling_ends``.
     """
 
     row: int
@@ -229,6 +248,8 @@ class Advance:
     sample_rows: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     next_token_ids: list[int] | None = None
+    pooling: PoolingParams | None = None
+    pooling_ends: bool = False
 
 
 @dataclass(slots=True)
@@ -283,6 +304,7 @@ class StepResult:
     ``prompt_logprobs`` maps row -> entries for the advance's ``next_token_ids``, in order.
     ``errors`` maps a row that the step named -> what went wrong with it alone; its request ends with that message.
     Such a row still has its (meaningless) entry in ``token_ids``.
+    ``pooled`` maps a row whose advance had ``pooling_ends`` -> its vector, float32 little-endian.
     """
 
     step: int
@@ -291,6 +313,7 @@ class StepResult:
     logprobs: list[TokenLogprobs | None] | None = None
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    pooled: dict[int, bytes] = field(default_factory=dict)
 
 
 class Executor(Protocol):
@@ -303,6 +326,7 @@ class Executor(Protocol):
     steps_ahead: int
     num_blocks: int
     num_cpu_blocks: int
+    whole_prompts: bool  # it has no KV cache, so each prompt is run in one step (encoders)
 
     def submit(self, plan: StepPlan) -> None: ...
 

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "octavo"
 # Top to bottom; a layer may import itself and those after it. Names in one row stand side by side.
 LAYERS = [
     ["__main__"],
-    ["cli", "bench"],
+    ["cli", "bench", "conformance"],
     ["server"],
     ["frontend"],
     ["engine"],

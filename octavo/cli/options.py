@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 from typing import Any
 
 from octavo import env
 from octavo.cli import flags
-from octavo.config import CacheOptions, DeviceOptions, EngineConfig, ModelOptions, SchedulerOptions, ServerOptions, check_choices
+from octavo.config import CacheOptions, DeviceOptions, EngineConfig, ModelOptions, SchedulerOptions, ServerOptions, check_choices, flag_name
 from octavo.errors import ConfigError
 from octavo.log import get_logger, setup_logging
 
@@ -48,6 +49,9 @@ def server_options(args: argparse.Namespace, from_file: dict[str, Any] | None = 
     if level is not None:
         values.setdefault("log_level", level)
     values["api_key"] = tuple(dict.fromkeys((*values.get("api_key", ()), *env.api_keys())))
+    for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
+        if name in values:
+            values[name] = _words(name, values[name])
     options = ServerOptions(**values)
     check_choices(options)
     if not 0 <= options.port <= 65535:
@@ -58,10 +62,42 @@ def server_options(args: argparse.Namespace, from_file: dict[str, Any] | None = 
         raise ConfigError("--served-model-name must not be empty: clients could not ask for the model.")
     if not 0 <= options.drain_timeout <= MAX_DRAIN_S:
         raise ConfigError(f"--drain-timeout must be between 0 and {MAX_DRAIN_S} seconds, got {options.drain_timeout}.")
-    for name in ("max_logprobs", "max_n", "max_body_size"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}.")
+    for name in _AT_LEAST_ONE:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{flag_name(name)} must be at least 1, got {value}.")
+    if options.max_queued_requests is not None and options.max_queued_requests < 0:
+        raise ConfigError(f"--max-queued-requests must be at least 0, got {options.max_queued_requests}.")
+    if not 0 < options.client_write_timeout < float("inf"):
+        raise ConfigError(f"--client-write-timeout must be a number of seconds above 0, got {options.client_write_timeout}.")
+    if options.allow_credentials and "*" in options.allowed_origins:
+        raise ConfigError("--allow-credentials with --allowed-origins * would let every web page act for its visitors; name the origins.")
     return options
+
+
+_AT_LEAST_ONE = (
+    "api_server_count",
+    "max_logprobs",
+    "max_n",
+    "max_prompts_per_request",
+    "max_body_size",
+    "max_requests_per_minute",
+    "max_tokens_per_minute",
+    "max_concurrent_requests_per_key",
+)
+
+
+def _words(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Words, or vLLM's spelling of several: one JSON list."""
+    if len(values) == 1 and values[0].startswith("["):
+        try:
+            words = json.loads(values[0])
+        except ValueError as error:
+            raise ConfigError(f"{flag_name(name)}: not a JSON list: {error}.") from None
+        if not all(isinstance(word, str) for word in words):
+            raise ConfigError(f"{flag_name(name)}: a list of texts is needed, got {values[0]}.")
+        return tuple(words)
+    return values
 
 
 def check_engine(values: dict[str, Any]) -> EngineConfig:

@@ -97,7 +97,7 @@ async def _run(args: argparse.Namespace, config: EngineConfig, server: ServerOpt
         bar = _Bar(source)
         with source.open("rb") as lines, target.open("ab" if done else "wb") as output:
             try:
-                concurrency = args.max_concurrency or 2 * config.max_num_seqs
+                concurrency = args.max_concurrency or 2 * config.rows
                 batch = BatchRun(app, output, concurrency, args.in_order, done, bar, engine.is_healthy)
                 return await batch.run(iter(lines))
             finally:

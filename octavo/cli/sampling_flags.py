@@ -42,7 +42,7 @@ HELP = {
     "logit_bias": 'Added to logits, as JSON: {"token id": number}, -100 to 100.',
     "structured_outputs": 'The form of the output, as JSON with one of json, regex, choice, grammar: {"choice": ["yes", "no"]}.',
 }
-WITHOUT_FLAG = {"detokenize"}  # the commands print text
+WITHOUT_FLAG = {"detokenize", "kept_special_tokens"}  # the commands print text, and parse none
 _IDS = {"stop_token_ids", "allowed_token_ids"}
 _TEXTS = {"stop", "bad_words"}
 _METAVARS: dict[Any, str] = {int: "N", float: "X"}

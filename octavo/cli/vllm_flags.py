@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _PARALLEL = "Only tensor parallelism is known: --tensor-parallel-size."
-_PARSERS = "Tool calls and reasoning are not parsed yet: they arrive as text."
+_PARSERS = "Parsers are built in: --tool-call-parser and --reasoning-parser choose one, and the model's is found by itself."
 _LORA = "Serve a merged checkpoint instead."
 _PROXY = "Put a proxy such as nginx or caddy in front of the server."
 _IMAGES = "Only text models are served."
@@ -13,12 +13,7 @@ _NO_COMPILE = "Octavo compiles nothing at start, so there is nothing to set."
 UNSUPPORTED: dict[str, str] = {
     "--additional-config": "",
     "--all2all-backend": _PARALLEL,
-    "--allow-credentials": _PROXY,
-    "--allowed-headers": _PROXY,
     "--allowed-local-media-path": _IMAGES,
-    "--allowed-methods": _PROXY,
-    "--allowed-origins": _PROXY,
-    "--api-server-count": "One HTTP process serves all clients.",
     "--async-scheduling": "Octavo always plans one step ahead where the device allows it.",
     "--calculate-kv-scales": "",
     "--chat-template-content-format": "The format is read from the template.",
@@ -26,7 +21,6 @@ UNSUPPORTED: dict[str, str] = {
     "--collect-detailed-traces": "",
     "--compilation-config": _NO_COMPILE,
     "--config-format": "The format is recognized by itself; see --load-format for weights.",
-    "--convert": "Only text generation is served.",
     "--cpu-offload-gb": "",
     "--cuda-graph-sizes": _NO_COMPILE,
     "--data-parallel-address": _PARALLEL,
@@ -43,7 +37,6 @@ UNSUPPORTED: dict[str, str] = {
     "--disable-sliding-window": "",
     "--disable-uvicorn-access-log": "Use --disable-log-requests.",
     "--distributed-executor-backend": _PARALLEL,
-    "--enable-auto-tool-choice": _PARSERS,
     "--enable-dbo": "",
     "--enable-eplb": _PARALLEL,
     "--enable-expert-parallel": _PARALLEL,
@@ -100,35 +93,24 @@ UNSUPPORTED: dict[str, str] = {
     "--num-scheduler-steps": "",
     "--otlp-traces-endpoint": "",
     "--override-generation-config": "Use --generation-config none, and set values in requests.",
-    "--override-pooler-config": "",
     "--pipeline-parallel-size": _PARALLEL,
-    "--pooler-config": "",
     "--preemption-mode": "Preempted sequences are recomputed.",
     "--profiler-config": "",
     "--pt-load-map-location": "",
     "--ray-workers-use-nsight": "",
-    "--reasoning-parser": _PARSERS,
     "--response-role": "The role is always assistant.",
     "--return-tokens-as-token-ids": "",
-    "--root-path": _PROXY,
     "--rope-scaling": "Edit config.json in a local copy of the model.",
     "--rope-theta": "Edit config.json in a local copy of the model.",
-    "--runner": "Only text generation is served.",
     "--scheduler-cls": "Use --scheduling-policy.",
     "--show-hidden-metrics-for-version": "",
     "--speculative-config": "",
     "--speculative-model": "",
     "--num-speculative-tokens": "",
-    "--ssl-ca-certs": _PROXY,
-    "--ssl-cert-reqs": _PROXY,
-    "--ssl-certfile": _PROXY,
-    "--ssl-keyfile": _PROXY,
     "--stream-interval": "Tokens are streamed as they come, and joined when a client is behind.",
     "--structured-outputs-config": "",
-    "--task": "Only text generation is served.",
     "--tokenizer-mode": "The tokenizer is recognized by itself.",
     "--tokenizer-revision": "Give a local folder with --tokenizer.",
-    "--tool-call-parser": _PARSERS,
     "--tool-parser-plugin": _PARSERS,
     "--tool-server": _PARSERS,
     "--uds": _PROXY,

@@ -37,10 +37,13 @@ class Engine:
     def __init__(self, config: EngineConfig, executor: Executor, *, max_model_len: int) -> None:
         """``max_model_len`` is the resolved one. ConfigError if the token budget cannot hold what it must."""
         device_type = config.device if config.device != "auto" else ("cuda" if executor.steps_ahead else "cpu")
-        self._start(
-            SchedulerSettings.from_config(config, num_blocks=executor.num_blocks, max_model_len=max_model_len, device_type=device_type),
-            executor,
-        )
+        if executor.whole_prompts:
+            settings = SchedulerSettings.for_encoder(config, max_model_len=max_model_len, device_type=device_type)
+        else:
+            settings = SchedulerSettings.from_config(
+                config, num_blocks=executor.num_blocks, max_model_len=max_model_len, device_type=device_type
+            )
+        self._start(settings, executor)
 
     @classmethod
     def from_settings(cls, settings: SchedulerSettings, executor: Executor, clock: Callable[[], float] = time.perf_counter) -> Engine:
@@ -102,6 +105,10 @@ class Engine:
             return []
         del self._compiling[request_id]
         return [TokenDelta(request_id=request_id, index=i, token_ids=[], finish_reason="abort") for i in range(entry.request.params.n)]
+
+    def request_ids(self) -> list[str]:
+        """Of all requests that have not ended."""
+        return [*self.scheduler.requests, *self._compiling]
 
     def abort_all(self) -> list[TokenDelta]:
         """End every request (drain gave up, shutdown)."""
@@ -175,6 +182,8 @@ class Engine:
     def stats(self) -> EngineStats:
         stats = self.scheduler.snapshot()
         stats.num_waiting += len(self._compiling)
+        if self.executor.whole_prompts:
+            stats.kv_cache_usage = 0.0  # its blocks are counters
         return stats
 
     def reset_prefix_cache(self) -> bool:

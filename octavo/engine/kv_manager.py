@@ -42,15 +42,15 @@ class KVManager:
     def find_cached(self, seq: Sequence) -> list[int]:
         """Blocks of the longest cached prefix of the known tokens, the last token left out.
 
-        That one must be run again, because only a run gives logits. A prompt whose own log-probabilities are asked for
-        must be run whole.
+        That one must be run again, because only a run gives logits. A prompt whose own log-probabilities are asked for,
+        or the mean of its hidden states, must be run whole.
         """
         if not self.prefix_caching:
             return []
         if seq.generation != self.cache.generation:
             seq.hashes = []
             seq.generation = self.cache.generation
-        if seq.request.awaits_prompt_logprobs:
+        if seq.request.runs_whole_prompt:
             return []
         count = (len(seq.tokens) - 1) // self.block_size
         self.cache.extend_hashes(seq.hashes, seq.tokens, count, seq.request.cache_salt)
@@ -82,7 +82,7 @@ class KVManager:
             return
         request.started = True
         request.num_cached_tokens = seq.num_computed
-        if self.prefix_caching and not request.awaits_prompt_logprobs:
+        if self.prefix_caching and not request.runs_whole_prompt:
             self.queries += seq.num_prompt
             self.hits += seq.num_computed
 

@@ -24,6 +24,7 @@ import msgspec
 import zmq
 
 from octavo.config import EngineConfig
+from octavo.engine.clients import Clients
 from octavo.engine.core import Engine
 from octavo.errors import OctavoError, RequestError
 from octavo.types import (
@@ -36,7 +37,6 @@ from octavo.types import (
     GenerateRequest,
     GrammarVocabulary,
     Heartbeat,
-    StepOutputs,
     TokenDelta,
     UtilityReply,
     UtilityRequest,
@@ -49,17 +49,30 @@ IDLE_MS = 50  # without a request before something is prepared: a short pause be
 
 
 class EngineServer:
-    """Feeds an Engine from a socket and sends what it makes to another: one message a step."""
+    """Feeds an Engine from a socket and sends what it makes to others: one message a step and front end."""
 
-    def __init__(self, engine: Engine, receive: zmq.Socket, send: Any, prepare: Callable[[], bool] = lambda: False) -> None:
-        """``prepare`` is called again and again while there is nothing to do, until it answers False."""
+    def __init__(
+        self,
+        engine: Engine,
+        receive: zmq.Socket,
+        send: Any,
+        prepare: Callable[[], bool] = lambda: False,
+        *,
+        ready: EngineReady | None = None,
+        connect: Callable[[str], Any] | None = None,
+    ) -> None:
+        """``prepare`` is called again and again while there is nothing to do, until it answers False.
+
+        ``ready`` is what further front ends are greeted with; ``connect`` opens a socket to an address of theirs.
+        """
         self.engine = engine
         self.prepare = prepare
         self.idle_wait_ms = IDLE_MS
         self.receive = receive
-        self.send = send
+        self.clients = Clients(send, clock=lambda: time.monotonic())
+        self.ready, self.connect = ready, connect
+        self.closers: dict[str, Callable[[], None]] = {}
         self.decoder = msgspec.msgpack.Decoder(EngineInput)
-        self.last_sent = time.monotonic()
         self.stopping = False
 
     def run(self) -> None:
@@ -68,9 +81,8 @@ class EngineServer:
             if self.engine.has_work():
                 outputs += self.engine.step()
             if outputs:
-                self._emit(StepOutputs(deltas=outputs, stats=self.engine.stats(), timestamp=time.monotonic()))
-            elif time.monotonic() - self.last_sent > HEARTBEAT_S:
-                self._emit(Heartbeat(timestamp=time.monotonic()))
+                self.clients.send_outputs(outputs, self.engine.stats())
+            self.clients.send_all(Heartbeat(timestamp=time.monotonic()), older_than_s=HEARTBEAT_S)
 
     def _intake(self) -> list[TokenDelta]:
         """Take in everything that has arrived; with nothing to do, wait for it."""
@@ -100,20 +112,47 @@ class EngineServer:
         if isinstance(message, GrammarVocabulary):
             self.engine.set_vocabulary(message)
             return []
-        self._emit(self._call(message))
+        if message.method == "drop_client":
+            return self._drop_client(message)
+        self.clients.sends[""](self._call(message))
         return []
 
+    def _add_client(self, name: str, to_engine: str, from_engine: str) -> bool:
+        """A further front end: hear what it asks, and tell it that the engine is ready."""
+        assert self.connect is not None
+        self.receive.connect(to_engine)
+        send, close = self.connect(from_engine)
+
+        def end() -> None:
+            self.receive.disconnect(to_engine)
+            close()
+
+        self.closers[name] = end
+        self.clients.add(name, send)
+        send(self.ready)
+        return True
+
+    def _drop_client(self, call: UtilityRequest) -> list[TokenDelta]:
+        """A front end has gone, however it went: nobody waits for its requests any more."""
+        name = call.args[0]
+        ids = [request_id for request_id in self.engine.request_ids() if self.clients.owns(name, request_id)]
+        outputs = [delta for request_id in ids for delta in self.engine.abort(request_id)]
+        self.clients.drop(name)
+        close = self.closers.pop(name, None)
+        if close is not None:
+            close()
+        self.clients.sends[""](UtilityReply(call_id=call.call_id, result=len(ids)))
+        return outputs
+
     def _call(self, call: UtilityRequest) -> UtilityReply:
+        if call.method == "add_client":
+            return UtilityReply(call_id=call.call_id, result=self._add_client(*call.args))
         if call.method == "reset_prefix_cache":
             return UtilityReply(call_id=call.call_id, result=self.engine.reset_prefix_cache())
         if call.method == "shutdown":
             self.stopping = True
             return UtilityReply(call_id=call.call_id, result=True)
         return UtilityReply(call_id=call.call_id, error=f"The engine has no call {call.method!r}.")
-
-    def _emit(self, message: Any) -> None:
-        self.send(message)
-        self.last_sent = time.monotonic()
 
 
 def _error_delta(request_id: str, index: int, message: str, status: int) -> TokenDelta:
@@ -132,15 +171,16 @@ def main() -> None:
     receive = context.socket(zmq.PULL)
     receive.setsockopt(zmq.RCVHWM, 0)
     receive.connect(start["to_engine"])
-    push = context.socket(zmq.PUSH)
-    push.setsockopt(zmq.SNDHWM, 0)
-    push.setsockopt(zmq.LINGER, 1000)
-    push.connect(start["from_engine"])
     encoder = msgspec.msgpack.Encoder()
 
-    def send(message: Any) -> None:
-        push.send(encoder.encode(message))
+    def connect(address: str) -> tuple[Callable[[Any], None], Callable[[], None]]:
+        push = context.socket(zmq.PUSH)
+        push.setsockopt(zmq.SNDHWM, 0)
+        push.setsockopt(zmq.LINGER, 1000)
+        push.connect(address)
+        return (lambda message: push.send(encoder.encode(message))), (lambda: push.close(0))
 
+    send, _ = connect(start["from_engine"])
     code = 0
     try:
         engine, executor, ready = _build(start, send)
@@ -149,21 +189,20 @@ def main() -> None:
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
         send(ready)
-        EngineServer(engine, receive, send, executor.prepare).run()
+        EngineServer(engine, receive, send, executor.prepare, ready=ready, connect=connect).run()
         executor.shutdown()
     except BaseException as error:  # whatever it is, the parent must learn of it
         code = 1
         send(EngineFailed(kind=type(error).__name__, message=str(error), traceback=traceback.format_exc()))
-    push.close()
-    receive.close()
-    context.term()
+    context.destroy(linger=1000)
     sys.stderr.flush()
     os._exit(code)  # worker threads of libraries don't hold the process up
 
 
 def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
     begun = time.perf_counter()
-    from octavo.executor.warmup import KernelWarmup, open_gpu
+    from octavo.executor.select import make_executor, start_warmup
+    from octavo.executor.warmup import open_gpu
     from octavo.models.config import read_model_config
     from octavo.models.context import resolve_max_model_len
 
@@ -171,13 +210,13 @@ def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
     model_config = read_model_config(start["model_path"], config.load_format)
     max_model_len = resolve_max_model_len(config.max_model_len, model_config)
     timings = {"config": round(time.perf_counter() - begun, 3)}
-    kernels = KernelWarmup.start(config, model_config, max_model_len)  # other cores compile while this one imports and loads
+    kernels = start_warmup(config, model_config, max_model_len)  # other cores compile while this one imports and loads
     if config.device != "cpu":
         threading.Thread(target=open_gpu, daemon=True).start()
-    from octavo.executor.local import LocalExecutor  # imports torch
+    import octavo.executor.local  # noqa: F401  # imports torch
 
     timings["imports"] = round(time.perf_counter() - begun - timings["config"], 3)
-    executor = LocalExecutor(
+    executor = make_executor(
         config,
         model_config,
         max_model_len=max_model_len,

@@ -33,8 +33,8 @@ class Request:
     """What a client asked for, and its ``n`` sequences."""
 
     __slots__ = (
-        "allowed_bits", "cache_salt", "end_ids", "id", "num_cached_tokens", "order", "params", "prompt", "prompt_logprobs", "sequences",
-        "started",
+        "allowed_bits", "cache_salt", "end_ids", "id", "num_cached_tokens", "order", "params", "pooling", "prompt", "prompt_logprobs",
+        "sequences", "started",
     )  # fmt: skip
 
     def __init__(self, source: GenerateRequest, order: tuple, max_length: int, seed: int) -> None:
@@ -44,6 +44,7 @@ class Request:
         self.params = params
         self.prompt = source.prompt_token_ids
         self.cache_salt = source.cache_salt
+        self.pooling = source.pooling
         self.end_ids = frozenset(params.eos_token_ids) | frozenset(params.stop_token_ids)
         self.allowed_bits: Any = None  # allowed_token_ids as a mask, once a grammar needs it
         self.order = order
@@ -68,6 +69,11 @@ class Request:
     def awaits_prompt_logprobs(self) -> bool:
         """Whether the prompt must (still) be run for log-probabilities. Position 0 has none."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt) - 1
+
+    @property
+    def runs_whole_prompt(self) -> bool:
+        """Whether every position of the prompt must be run, so that none may come out of the prefix cache."""
+        return self.awaits_prompt_logprobs or (self.pooling is not None and self.pooling.kind != "last")
 
     def gather_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
         """Add the entries that the run of positions ``start`` … gave. After a preemption a position may come twice."""

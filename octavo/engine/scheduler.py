@@ -94,7 +94,7 @@ class Scheduler:
         counter = self.take_number() if number is None else number
         seed = derive_seed(self.settings.seed, counter) if params.seed is None else params.seed
         request = Request(source, self.policy.order(source, counter), max_length, seed)
-        if params.max_tokens == 0 and not request.awaits_prompt_logprobs:  # nothing to compute
+        if params.max_tokens == 0 and not request.awaits_prompt_logprobs and source.pooling is None:  # nothing to compute
             self._ready.extend(self._delta(seq, [], "length", request.take_prompt_logprobs()) for seq in request.sequences)
             return
         if grammar is not None:
@@ -256,6 +256,8 @@ class Scheduler:
             if following:
                 advance.prompt_logprobs = request.params.prompt_logprobs
                 advance.next_token_ids = following
+        if request.pooling is not None:
+            advance.pooling, advance.pooling_ends = request.pooling, end == seq.num_prompt
         seq.num_computed = end
         drawing: list[Sequence] = []
         if end == seq.num_prefill and seq.length < seq.max_length:
@@ -442,6 +444,10 @@ class Scheduler:
             if end == seq.num_prompt == seq.max_length:  # max_tokens is 0
                 for each in reversed(live):
                     self._end(each)
+                if request.pooling is not None:
+                    deltas.append(self._delta(seq, [], "stop"))
+                    deltas[-1].embedding = result.pooled[advance.row]
+                    continue
                 entries = request.take_prompt_logprobs()
                 deltas.extend(self._delta(each, [], "length", entries if each is live[0] else None) for each in live)
 

@@ -9,6 +9,10 @@ from octavo.engine.pace import PaceRule, rule_for
 from octavo.engine.policy import POLICIES
 from octavo.errors import ConfigError
 
+# Tokens in a step of an encoder: what fits into a CPU's caches with its activations, and what fills a GPU.
+CPU_ENCODER_TOKENS = 1024
+GPU_ENCODER_TOKENS = 16384
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
@@ -44,6 +48,28 @@ class SchedulerSettings:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least {least} with max_num_seqs {self.max_num_seqs}"
                 + ("." if self.chunked_prefill else f" and max_model_len {self.max_model_len}, because chunked prefill is off.")
             )
+
+    @classmethod
+    def for_encoder(cls, config: EngineConfig, *, max_model_len: int, device_type: str) -> SchedulerSettings:
+        """Without a KV cache: every prompt is run whole. Blocks are only counted: one of the longest length for each sequence."""
+        least = max_model_len + config.rows
+        budget = config.max_num_batched_tokens or (CPU_ENCODER_TOKENS if device_type == "cpu" else GPU_ENCODER_TOKENS)
+        if config.max_num_batched_tokens is not None and budget < least:
+            raise ConfigError(
+                f"--max-num-batched-tokens ({budget}) must be at least {least} for an encoder, which runs each text in one step: the "
+                f"longest ({max_model_len} tokens) and --max-num-seqs ({config.rows}). Raise it, or leave it out."
+            )
+        return cls(
+            num_blocks=config.rows + config.rows // 50 + 1,  # more than the scheduler's watermark holds back
+            block_size=max_model_len,
+            max_model_len=max_model_len,
+            max_num_seqs=config.rows,
+            max_num_batched_tokens=max(budget, least),
+            chunked_prefill=False,
+            prefix_caching=False,
+            policy=config.scheduling_policy,
+            seed=config.seed,
+        )
 
     @classmethod
     def from_config(cls, config: EngineConfig, *, num_blocks: int, max_model_len: int, device_type: str) -> SchedulerSettings:

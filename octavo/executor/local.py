@@ -41,6 +41,7 @@ class LocalExecutor:
     """
 
     num_cpu_blocks = 0
+    whole_prompts = False
 
     def __init__(
         self,
@@ -153,7 +154,9 @@ class LocalExecutor:
     def prepare(self) -> bool:
         """With nothing else to do, do a little that makes later steps quicker; False when nothing is left to prepare (now)."""
         graphs = self.runner.graphs
-        if graphs is None or not self.kernels.ended() or self._pending or torch.cuda.mem_get_info(self.device)[0] < self._least_free:
+        if graphs is None or not graphs.pool.on_gpu or not self.kernels.ended() or self._pending:
+            return False
+        if torch.cuda.mem_get_info(self.device)[0] < self._least_free:
             return False
         with torch.inference_mode():
             return graphs.capture_next()
@@ -193,11 +196,13 @@ class LocalExecutor:
         graphs = 0 if self.runner.graphs is None else graph_bytes(total)
         return int(total * config.gpu_memory_utilization) - (total - free) - peak - graphs
 
-    def _timed(self, name: str) -> _Timer:
-        return _Timer(self.timings, name)
+    def _timed(self, name: str) -> Timer:
+        return Timer(self.timings, name)
 
 
-class _Timer:
+class Timer:
+    """``with``: puts the seconds of its body into ``timings`` under ``name``."""
+
     def __init__(self, timings: dict[str, float], name: str) -> None:
         self.timings, self.name = timings, name
 
@@ -249,4 +254,4 @@ def resolve_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.
     return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
 
 
-__all__ = ["LocalExecutor", "OutOfMemoryError", "resolve_device", "resolve_dtype"]
+__all__ = ["LocalExecutor", "OutOfMemoryError", "Timer", "resolve_device", "resolve_dtype"]

@@ -15,6 +15,7 @@ from octavo.executor.rows import BatchRows
 from octavo.executor.step_graphs import LOGITS, StepGraphs, split_mixed
 from octavo.sampling.batch import SamplingState
 from octavo.sampling.logprobs import prompt_logprobs
+from octavo.sampling.pooling import PooledVectors, Pooler
 from octavo.sampling.sampler import GREEDY, SampleOutput, Sampler
 from octavo.types import Advance, RowInit, StepPlan, StepResult, TokenLogprobs, TokenMasks, TokenParams
 
@@ -42,13 +43,21 @@ class PendingStep:
     On a GPU the copy to the host is queued right behind the step, so that reading it does not wait for the step after.
     """
 
-    __slots__ = ("done", "output", "prompt_logprobs", "rows", "step", "undrawn")
+    __slots__ = ("done", "output", "pooled", "prompt_logprobs", "rows", "step", "undrawn")
 
-    def __init__(self, step: int, rows: list[int], output: SampleOutput | None, prompt_logprobs: dict[int, list[TokenLogprobs]]) -> None:
+    def __init__(
+        self,
+        step: int,
+        rows: list[int],
+        output: SampleOutput | None,
+        prompt_logprobs: dict[int, list[TokenLogprobs]],
+        pooled: PooledVectors | None = None,
+    ) -> None:
         self.step = step
         self.rows = rows
         self.output: SampleOutput | None = None
         self.prompt_logprobs = prompt_logprobs
+        self.pooled = pooled
         self.done: torch.cuda.Event | None = None
         self.undrawn: Undrawn | None = None  # a masked step's, between its halves
         if output is not None:
@@ -62,12 +71,13 @@ class PendingStep:
             self.done.record()
 
     def to_result(self) -> StepResult:
+        pooled = self.pooled.to_host() if self.pooled is not None else {}
         if self.output is None:
-            return StepResult(self.step, [], [], None, self.prompt_logprobs)
+            return StepResult(self.step, [], [], None, self.prompt_logprobs, pooled=pooled)
         if self.done is not None:
             self.done.synchronize()
         token_ids, logprobs = self.output.to_host()
-        return StepResult(self.step, self.rows, token_ids, logprobs, self.prompt_logprobs)
+        return StepResult(self.step, self.rows, token_ids, logprobs, self.prompt_logprobs, pooled=pooled)
 
 
 class ModelRunner:
@@ -102,6 +112,7 @@ class ModelRunner:
         self.vocab_size = vocab_size
         self.rows = BatchRows(max_rows, -(-max_model_len // block_size), device)
         self.sampler = Sampler(SamplingState(max_rows + 1, vocab_size, device))
+        self.pooler = Pooler(max_rows)
         make_workspace = getattr(backend, "make_workspace", None)
         if make_workspace is not None:
             make_workspace(max_rows, model.attention_layers, kv_caches[0].dtype, device)
@@ -124,9 +135,10 @@ class ModelRunner:
         self.backend.prepare(metadata)
         hidden = self.model(token_ids, ForwardContext(metadata, self.backend, self.kv_caches))
 
+        pooled = self.pooler.pool(hidden, plan.advances)
         entries = self._prompt_logprobs(hidden, plan.advances)
         rows, positions, sources = _sampled(plan.advances)
-        pending = PendingStep(plan.step, rows, None, entries)
+        pending = PendingStep(plan.step, rows, None, entries, pooled)
         if rows:
             logits = self._logits(hidden[self._to_device(np.array(sources, dtype=np.int64))])
             row_index = self._to_device(np.array(rows, dtype=np.int64))

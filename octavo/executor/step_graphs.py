@@ -292,7 +292,7 @@ def split_mixed(plan: StepPlan) -> tuple[list[int], list[Advance]] | None:
     prompts = advances[count:]
     if any(len(a.sample_rows) != 1 for a in advances[:count]):
         return None
-    if any(a.token_ids is None or a.prompt_logprobs is not None or len(a.sample_rows) > 1 for a in prompts):
+    if any(a.token_ids is None or a.prompt_logprobs is not None or a.pooling is not None or len(a.sample_rows) > 1 for a in prompts):
         return None
     if any(a.sample_rows and a.sample_rows != (a.row,) for a in prompts):
         return None

@@ -13,13 +13,15 @@ import zmq
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, EngineDeadError, ModelError, OctavoError, OutOfMemoryError, RequestError
-from octavo.frontend.engine_process import EngineProcess
+from octavo.frontend.engine_process import EngineLink, EngineProcess
 from octavo.frontend.grammar_compiler import GrammarCompiler
 from octavo.frontend.inputs import check_prompt
 from octavo.frontend.output_processor import RequestOutputs
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.frontend.parts import ModelParts, find_model, load_model_parts
+from octavo.frontend.pooling import PooledOutputs, pooling_request
+from octavo.models.pooling import resolve_roles
 from octavo.types import (
     AbortRequest,
     EngineFailed,
@@ -27,6 +29,7 @@ from octavo.types import (
     EngineReady,
     EngineStats,
     GenerateRequest,
+    PoolingParams,
     StepOutputs,
     UtilityReply,
     UtilityRequest,
@@ -47,8 +50,8 @@ class _Stream:
 
     __slots__ = ("outputs", "waiter", "failed", "broken")
 
-    def __init__(self, outputs: RequestOutputs) -> None:
-        self.outputs = outputs
+    def __init__(self, outputs: RequestOutputs | PooledOutputs) -> None:
+        self.outputs: Any = outputs
         self.waiter: asyncio.Future[None] | None = None
         self.failed: str | None = None  # the engine's death
         self.broken: Exception | None = None  # a fault of ours on this request alone
@@ -61,7 +64,7 @@ class _Stream:
 class AsyncLLM:
     """Use ``await AsyncLLM.start(config)``, then ``generate``; ``shutdown`` at the end. One event loop only."""
 
-    def __init__(self, config: EngineConfig, process: EngineProcess, parts: ModelParts) -> None:
+    def __init__(self, config: EngineConfig, process: EngineLink, parts: ModelParts) -> None:
         self.config = config
         self.process = process
         self.model_config = parts.model_config
@@ -69,6 +72,7 @@ class AsyncLLM:
         self.chat_template = parts.chat_template
         self.max_model_len = parts.max_model_len  # until the engine says what its KV cache can hold
         self.vocab_size = self.model_config.vocab_size
+        self.roles = resolve_roles(config, parts.model_config)
         self.grammars = GrammarCompiler(self.tokenizer, self.vocab_size, self.model_config.eos_token_ids)
         self._sent_vocabulary = False
         self.ready: EngineReady | None = None
@@ -89,12 +93,12 @@ class AsyncLLM:
         chat_template: str | None = None,
         on_progress: ProgressHook | None = None,
         log_level: str = "info",
-        process: EngineProcess | None = None,
+        process: EngineLink | None = None,
         log_stats: bool = False,
     ) -> AsyncLLM:
         """Start the engine process and wait until it can serve.
 
-        ``process``: an engine that was started earlier (the server starts it before its own imports).
+        ``process``: an engine that was started earlier (the server starts it before its own imports), or is shared.
         ``log_stats``: log a line about the load every ten seconds.
         Raises ConfigError, ModelError, OutOfMemoryError as the engine met them; EngineDeadError if it died.
         """
@@ -114,13 +118,20 @@ class AsyncLLM:
     def num_unfinished(self) -> int:
         return len(self._streams)
 
+    @property
+    def max_num_seqs(self) -> int:
+        return self.config.max_num_seqs
+
     def is_healthy(self) -> bool:
         """Whether the engine lives and answers: its process runs and was heard of lately."""
         silent_s = time.monotonic() - self._last_message
-        return self._dead is None and self.process.alive and silent_s < (BUSY_STALL_S if self._streams else STALL_S)
+        busy = bool(self._streams) or self.stats.num_running > 0
+        return self._dead is None and self.process.alive and silent_s < (BUSY_STALL_S if busy else STALL_S)
 
     def check_prompt(self, token_ids: list[int], params: SamplingParams) -> None:
         """RequestError for an empty prompt, unknown ids, one that the context can't hold, or an n that can't run."""
+        if not self.roles.generates:
+            raise RequestError(self.roles.why_not_generate())
         check_prompt(
             token_ids,
             params,
@@ -146,8 +157,9 @@ class AsyncLLM:
         self._raise_if_dead()
         self.check_prompt(prompt_token_ids, params)
         grammar = await self._grammar(params)
+        name, request_id = request_id, self.process.prefix + request_id  # the caller's id, the engine's
         if request_id in self._streams:
-            raise RequestError(f"A request with the id {request_id!r} is running already.", param="request_id")
+            raise RequestError(f"A request with the id {name!r} is running already.", param="request_id")
         request = GenerateRequest(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
@@ -163,7 +175,7 @@ class AsyncLLM:
             priority=priority,
             cache_salt=cache_salt,
         )
-        stream = _Stream(RequestOutputs(request_id, prompt, prompt_token_ids, params, self.tokenizer))
+        stream = _Stream(RequestOutputs(name, prompt, prompt_token_ids, params, self.tokenizer))
         self._streams[request_id] = stream
         loop = asyncio.get_running_loop()
         finished = False
@@ -192,6 +204,37 @@ class AsyncLLM:
             if not finished:
                 self._send_abort(request_id)
 
+    async def embed(self, prompts: list[list[int]], params: PoolingParams, *, request_id: str, priority: int = 0) -> list[bytes]:
+        """The vectors of prompts (checked token ids), float32 little-endian, in order. A cancelled call frees what still runs.
+
+        Raises RequestError when the engine refuses a prompt, EngineDeadError if it dies; nothing of the call goes on then.
+        """
+        self._raise_if_dead()
+        ids = [f"{request_id}-{i}" for i in range(len(prompts))]
+        if any(i in self._streams for i in ids):
+            raise RequestError(f"A request with the id {request_id!r} is running already.", param="request_id")
+        outputs = PooledOutputs({name: i for i, name in enumerate(ids)})
+        stream = _Stream(outputs)
+        now, loop = time.time(), asyncio.get_running_loop()
+        try:
+            for name, token_ids in zip(ids, prompts, strict=True):
+                self.process.send(pooling_request(name, token_ids, params, arrival_time=now, priority=priority))
+                self._streams[name] = stream
+            while not (outputs.finished or outputs.error):
+                stream.waiter = loop.create_future()
+                await stream.waiter
+                if stream.broken is not None:
+                    raise stream.broken
+                if stream.failed is not None and not outputs.finished:
+                    raise EngineDeadError(stream.failed)
+            if outputs.error is not None:
+                raise RequestError(outputs.error, status=outputs.error_status)
+            return outputs.vectors
+        finally:
+            for name in ids:
+                if self._streams.pop(name, None) is not None and name in outputs.open:
+                    self._send_abort(name)
+
     async def _grammar(self, params: SamplingParams) -> str | None:
         """The grammar that the output must follow. The engine gets the vocabulary before the first one."""
         if params.structured_outputs is None:
@@ -206,6 +249,7 @@ class AsyncLLM:
 
     def abort(self, request_id: str) -> None:
         """End a request; its stream yields what it has and finishes with reason "abort". Unknown ids are no error."""
+        request_id = self.process.prefix + request_id
         if request_id in self._streams:
             self._send_abort(request_id)
 
@@ -216,6 +260,14 @@ class AsyncLLM:
                 self.process.send(AbortRequest(request_id=request_id, index=index))
             except EngineDeadError:
                 pass
+
+    async def add_client(self, name: str, to_engine: str, from_engine: str) -> None:
+        """Let another front end share the engine (``SharedEngine``), which is told that the engine is ready."""
+        await self._call("add_client", name, to_engine, from_engine)
+
+    async def drop_client(self, name: str) -> int:
+        """A front end has gone: end what it left running. Returns how many requests that were."""
+        return int(await self._call("drop_client", name))
 
     async def reset_prefix_cache(self) -> bool:
         return bool(await self._call("reset_prefix_cache"))

@@ -67,11 +67,17 @@ class ChatTemplate:
             except (jinja2.TemplateError, RecursionError, MemoryError) as error:
                 raise ConfigError(f"The chat template {name!r} cannot be compiled: {error}") from error
         self._sources = sources
+        self._argument_texts: dict[str, bool] = {}  # by template; see _wants_argument_texts
 
     @property
     def source(self) -> str | None:
         """The default template's text, or None."""
         return self._sources.get("default")
+
+    @property
+    def whole_source(self) -> str:
+        """The texts of all templates, for those who look for marks in them."""
+        return "\n".join(self._sources.values())
 
     @property
     def takes_tools(self) -> bool:
@@ -161,11 +167,40 @@ class ChatTemplate:
         if "content" in copy:
             copy["content"] = _content(copy["content"], where, *self._part_rules[name])
         if isinstance(copy.get("tool_calls"), list):
-            copy["tool_calls"] = [_parsed_call(call) for call in copy["tool_calls"]]
+            as_text = self._wants_argument_texts(name)
+            copy["tool_calls"] = [_call_with_text(call) if as_text else _parsed_call(call) for call in copy["tool_calls"]]
         reasoning = next((copy[key] for key in _REASONING_FIELDS if key in copy), None)
         if reasoning is not None:  # templates read one of two names, clients send any of three
             copy = {"thinking": reasoning, **copy, "reasoning_content": reasoning}
         return copy
+
+    def _wants_argument_texts(self, name: str) -> bool:
+        """Whether the template puts a call's arguments into the prompt as they are, so that they must be JSON text.
+
+        Most templates want the object and write its JSON, or its members, themselves; some (DeepSeek's) join the arguments
+        to other text. Which it is, a trial with one call tells, for each template once.
+        """
+        if name not in self._argument_texts:
+            self._argument_texts[name] = not self._trial(name, {"city": "Oslo"}) and self._trial(name, '{"city": "Oslo"}')
+        return self._argument_texts[name]
+
+    def _trial(self, name: str, arguments: Any) -> bool:
+        """Whether a call with these arguments comes out as JSON or as bare members, neither failing nor as Python's dict."""
+        call = {"id": "abcdefghi", "type": "function", "function": {"name": "look", "arguments": arguments}}
+        takes_parts, takes_strings = self._part_rules[name]
+        chat = [
+            {"role": "user", "content": _content("a", "", takes_parts, takes_strings)},
+            {"role": "assistant", "content": _content("", "", takes_parts, takes_strings), "tool_calls": [call]},
+            {"role": "tool", "name": "look", "tool_call_id": "abcdefghi", "content": _content("b", "", takes_parts, takes_strings)},
+        ]
+        tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}}
+        variables = {**self._special_tokens, "messages": chat, "tools": [tool], "documents": None, "add_generation_prompt": True}
+        try:
+            text = self._render(name, variables)
+        except RequestError:
+            return False
+        escaped = '\\"city' in text and '"city' not in text.replace('\\"city', "")
+        return "Oslo" in text and "{'city'" not in text and not escaped
 
     def _render(self, name: str, variables: dict[str, Any]) -> str:
         template = self._templates[name]
@@ -246,6 +281,14 @@ def _parsed_call(call: Any) -> Any:
             return call  # what the model wrote was cut short or broken: the template shows it as it is
         if isinstance(arguments, dict):
             return {**call, "function": {**function, "arguments": arguments}}
+    return call
+
+
+def _call_with_text(call: Any) -> Any:
+    """The reverse of `_parsed_call`."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if isinstance(function, dict) and isinstance(function.get("arguments"), dict):
+        return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
     return call
 
 

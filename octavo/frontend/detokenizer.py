@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 from octavo.frontend.tokenizer import Tokenizer
@@ -34,8 +34,8 @@ class Detokenizer:
     output that begins a word keeps its leading space, and a character that the prompt began is given whole.
 
     A UTF-8 character split over tokens is held back until it is complete or can't be; at most three bytes are kept.
-    ``skip_special_tokens`` leaves special tokens out. ``spaces_between_special_tokens=False``: an added token that
-    follows another is written as it is, without the space that some decoders (WordPiece, word-level) put there.
+    ``skip_special_tokens`` leaves special tokens out, but for those ``kept``. ``spaces_between_special_tokens=False``: an
+    added token that follows another is written as it is, without the space that some decoders (WordPiece, word-level) put.
     ``whole``: a SentencePiece output keeps its leading space, whatever stood before: a grammar counted it.
     """
 
@@ -48,14 +48,15 @@ class Detokenizer:
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
+        kept: Collection[int] = (),
         whole: bool = False,
     ) -> None:
         self._stream: _Stream
         if tokenizer.decoder_kind == "other":
             joined = not spaces_between_special_tokens and not skip_special_tokens
-            self._stream = _WindowStream(tokenizer, prompt_token_ids, skip_special_tokens, joined)
+            self._stream = _WindowStream(tokenizer, prompt_token_ids, skip_special_tokens, joined, kept)
         else:
-            self._stream = _ByteStream(tokenizer, prompt_token_ids, skip_special_tokens, whole)
+            self._stream = _ByteStream(tokenizer, prompt_token_ids, skip_special_tokens, kept, whole)
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Take new output tokens; returns the text that is now certain and was not returned before."""
@@ -71,9 +72,11 @@ class _ByteStream:
 
     __slots__ = ("_errors", "_pending", "_pieces", "_started", "_strip", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool, whole: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool, kept: Collection[int], whole: bool
+    ) -> None:
         self._tokenizer = tokenizer
-        self._pieces = tokenizer.pieces(skip_special_tokens)
+        self._pieces = tokenizer.pieces(skip_special_tokens, kept)
         self._errors = "octavo.replace_bytes" if tokenizer.decoder_kind == "sentencepiece" else "replace"
         self._strip = 0 if whole else tokenizer.lead_strip  # spaces still to be taken off the start of the text
         self._started = self._strip == 0
@@ -145,9 +148,11 @@ class _WindowStream:
     CONTEXT = 6  # tokens decoded again
     HOLD = 16  # most tokens held back while the text ends in U+FFFD
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool, joined: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool, joined: bool, kept: Collection[int]
+    ) -> None:
         self._backend = tokenizer.backend
-        self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._hidden = tokenizer.special_token_ids.difference(kept) if skip_special_tokens else frozenset()
         self._added = tokenizer.added_token_ids
         self._joined = joined  # write an added token without a space after another
         self._ids: list[int] = []

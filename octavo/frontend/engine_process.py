@@ -1,4 +1,4 @@
-"""The HTTP process's hold on the engine process: start it, talk to it, know whether it lives, end it."""
+"""A front end's hold on the engine process: start it, or join it; talk to it, know whether it lives, end it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,18 @@ _CHILD = (
     "from octavo.engine.process import main; main()"
 )
 
+CONNECT_MS = 5000  # the engine connects at once; its sockets must be reachable until it has
 
-class EngineProcess:
-    """A child process and two private Unix sockets (in a folder that only this user can enter)."""
 
-    def __init__(self, config: EngineConfig, model_path: str, log_level: str = "info") -> None:
+class EngineLink:
+    """Two private Unix sockets (in a folder that only this user can enter) that an engine connects to.
+
+    ``prefix`` begins the ids of this front end's requests, if it shares the engine with others.
+    """
+
+    prefix = ""
+
+    def __init__(self, model_path: str) -> None:
         self.model_path = model_path
         self.folder = tempfile.mkdtemp(prefix="octavo-")
         self.context = zmq.Context()
@@ -40,11 +47,88 @@ class EngineProcess:
         self.encoder = msgspec.msgpack.Encoder()
         self.decoder = msgspec.msgpack.Decoder(EngineOutput)
         self.closed = False
+
+    def send(self, message: EngineInput) -> None:
+        """Never waits: the queue has no limit. EngineDeadError when the engine is gone, UnicodeEncodeError for lone surrogates."""
+        data = self.encoder.encode(message)
+        try:
+            self.push.send(data, zmq.NOBLOCK)
+        except zmq.ZMQError as error:  # without a peer a send would wait for one, and with it the whole event loop
+            raise EngineDeadError(self.epitaph if not self.closed else "The server is shutting down.") from error
+
+    def decode(self, data: bytes) -> EngineOutput:
+        return self.decoder.decode(data)
+
+    @property
+    def alive(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def epitaph(self) -> str:
+        """How the engine ended, in words."""
+        raise NotImplementedError
+
+    def hide(self) -> None:
+        """Remove the sockets' folder once the engine is connected: nobody else can connect, and nothing is ever left behind."""
+        self.push.poll(CONNECT_MS, zmq.POLLOUT)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        raise NotImplementedError
+
+    def _close_sockets(self) -> None:
+        self.push.close(0)
+        self.pull.close(0)
+        self.context.term()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def address(self, name: str) -> str:
+        return f"ipc://{self.folder}/{name}"
+
+    def _bind(self, kind: int, name: str) -> Any:
+        socket = self.context.socket(kind)
+        socket.setsockopt(zmq.SNDHWM if kind == zmq.PUSH else zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(self.address(name))
+        return socket
+
+
+class SharedEngine(EngineLink):
+    """An engine that another process started, and that ``name`` shares. Its owner says when it has died (``died``)."""
+
+    def __init__(self, model_path: str, name: str) -> None:
+        super().__init__(model_path)
+        self.prefix = name + ":"
+        self._epitaph: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._epitaph is None
+
+    @property
+    def epitaph(self) -> str:
+        return self._epitaph or "The engine process does not take requests any more."
+
+    def died(self, epitaph: str) -> None:
+        self._epitaph = epitaph
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Let go of it; the engine goes on for others."""
+        if not self.closed:
+            self.closed = True
+            self._close_sockets()
+
+
+class EngineProcess(EngineLink):
+    """The engine as a child process."""
+
+    def __init__(self, config: EngineConfig, model_path: str, log_level: str = "info") -> None:
+        super().__init__(model_path)
         start = {
             "config": dataclasses.asdict(config),
             "model_path": model_path,
-            "to_engine": self._address("in"),
-            "from_engine": self._address("out"),
+            "to_engine": self.address("in"),
+            "from_engine": self.address("out"),
             "log_level": log_level,
         }
         try:
@@ -71,17 +155,6 @@ class EngineProcess:
             pass
         return process
 
-    def send(self, message: EngineInput) -> None:
-        """Never waits: the queue has no limit. EngineDeadError when the engine is gone, UnicodeEncodeError for lone surrogates."""
-        data = self.encoder.encode(message)
-        try:
-            self.push.send(data, zmq.NOBLOCK)
-        except zmq.ZMQError as error:  # without a peer a send would wait for one, and with it the whole event loop
-            raise EngineDeadError(self.epitaph if not self.closed else "The server is shutting down.") from error
-
-    def decode(self, data: bytes) -> EngineOutput:
-        return self.decoder.decode(data)
-
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
@@ -97,10 +170,6 @@ class EngineProcess:
         name = signal.Signals(-code).name if -code in signal.Signals._value2member_map_ else f"signal {-code}"
         hint = " (when memory runs out, the system does that)" if -code == signal.SIGKILL else ""
         return f"The engine process was ended by {name}{hint}."
-
-    def hide(self) -> None:
-        """Remove the sockets' folder once the engine is connected: nobody else can connect, and nothing is ever left behind."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End the process (its standard input closes, then it is killed) and remove the sockets. Once is enough."""
@@ -118,19 +187,3 @@ class EngineProcess:
             self.process.kill()
             self.process.wait()
         self._close_sockets()
-
-    def _close_sockets(self) -> None:
-        self.push.close(0)
-        self.pull.close(0)
-        self.context.term()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _address(self, name: str) -> str:
-        return f"ipc://{self.folder}/{name}"
-
-    def _bind(self, kind: int, name: str) -> Any:
-        socket = self.context.socket(kind)
-        socket.setsockopt(zmq.SNDHWM if kind == zmq.PUSH else zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(self._address(name))
-        return socket

@@ -17,16 +17,18 @@ from octavo.env import prepare_cpu_libraries
 from octavo.errors import RequestError
 from octavo.frontend.beam_search import BeamSearchParams, start_search
 from octavo.frontend.chat_template import ChatTemplate, read_chat_template
+from octavo.frontend.embedder import Embedding
 from octavo.frontend.grammar_compiler import GrammarCompiler
 from octavo.frontend.inputs import Prompt, check_prompt, parse_prompts, truncate_prompt
 from octavo.frontend.output_processor import RequestOutputs
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.frontend.parts import find_model, load_model_parts
+from octavo.models.pooling import resolve_roles
 from octavo.types import GenerateRequest
 
 
-class LLM:
+class LLM(Embedding):
     """A model for offline batches. Keyword arguments are the fields of ``EngineConfig`` (vLLM's names).
 
     Raises ConfigError (unknown or impossible option), ModelError (model not found or not supported) and
@@ -45,18 +47,21 @@ class LLM:
         self.config = EngineConfig.from_kwargs(model=model, tokenizer=tokenizer, **options)
         parts = load_model_parts(self.config, find_model(self.config), chat_template)
         self.model_config, self.tokenizer, self.chat_template = parts.model_config, parts.tokenizer, parts.chat_template
+        self.roles = resolve_roles(self.config, self.model_config)
         self.grammars = GrammarCompiler(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
         self._ids = itertools.count()
 
         prepare_cpu_libraries()
-        from octavo.executor.local import LocalExecutor, resolve_device  # imports torch
+        from octavo.executor.local import resolve_device  # imports torch
+        from octavo.executor.select import make_executor
 
         config = self.config
-        if config.itl_slo_ms is None and config.enable_chunked_prefill and config.max_num_batched_tokens is None:
+        paced = config.itl_slo_ms is not None or not config.enable_chunked_prefill or config.max_num_batched_tokens is not None
+        if not paced and not self.model_config.encoder:
             # Nobody reads along, so prompts need not be rationed beside answers: with a fixed token budget they are not.
             device = "cpu" if resolve_device(config).type == "cpu" else "cuda"
             config = dataclasses.replace(config, max_num_batched_tokens=config.token_budget(parts.max_model_len, device))
-        self.executor = LocalExecutor(config, self.model_config, max_model_len=parts.max_model_len)
+        self.executor = make_executor(config, self.model_config, max_model_len=parts.max_model_len)
         self.config = self.executor.config
         self.max_model_len = self.executor.max_model_len
         self.engine = Engine(self.config, self.executor, max_model_len=self.max_model_len)
@@ -176,6 +181,8 @@ class LLM:
         use_tqdm: bool,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
+        if not self.roles.generates:
+            raise RequestError("This model makes embeddings and does not generate text (runner pooling); use embed or score.")
         params = self._params_per_prompt(sampling_params, len(prompts))
         if priority is not None and len(priority) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts came with {len(priority)} priorities; give one each.", param="priority")

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from octavo.frontend.detokenizer import Detokenizer
+from octavo.frontend.logprob_buffer import LogprobBuffer, to_logprob_dict
 from octavo.frontend.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.frontend.stop import StopChecker
@@ -35,13 +36,14 @@ class SequenceOutput:
                 tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
+                kept=params.kept_special_tokens or (),
                 whole=params.structured_outputs is not None,
             )
             if params.stop:
                 self.checker = StopChecker(params.stop, params.include_stop_str_in_output)
         self.text: list[str] = []
         self.token_ids: list[int] = []
-        self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        self.logprobs: LogprobBuffer | None = None if params.logprobs is None else LogprobBuffer()
         self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -105,8 +107,8 @@ class SequenceOutput:
         self.token_ids.extend(tokens)
         self.num_tokens += len(tokens)
         if self.logprobs is not None and logprobs:
+            self.logprobs.extend(logprobs)
             for entry in logprobs:
-                self.logprobs.append(to_logprob_dict(entry, self.tokenizer))
                 self.cumulative_logprob = (self.cumulative_logprob or 0.0) + entry.logprobs[0]
 
     def drain(self) -> CompletionOutput:
@@ -116,14 +118,12 @@ class SequenceOutput:
             "".join(self.text),
             self.token_ids,
             self.cumulative_logprob,
-            self.logprobs,
+            None if self.logprobs is None else self.logprobs.drain(self.tokenizer),
             self.finish_reason,
             self.stop_reason,
         )
         self.text = []
         self.token_ids = []
-        if self.logprobs is not None:
-            self.logprobs = []
         self.dirty = False
         return output
 
@@ -194,14 +194,3 @@ class RequestOutputs:
         )
         self.prompt_logprobs = None
         return output
-
-
-def to_logprob_dict(entry: TokenLogprobs, tokenizer: Any | None) -> dict[int, Logprob]:
-    """token id -> Logprob: the sampled (or prompt) token first, then the best ones in order."""
-    result: dict[int, Logprob] = {}
-    for i, (token, value) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
-        if token in result:
-            continue
-        text = tokenizer.decode([token], skip_special_tokens=False) if tokenizer is not None else None
-        result[token] = Logprob(value, entry.rank if i == 0 else i, text)
-    return result

@@ -29,6 +29,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     output. seed: the same request and seed give the same tokens, whatever else runs. max_tokens None: what is left of
     the context. min_tokens: no end before. logprobs k: the sampled token's and the k best (-1: the whole vocabulary).
     stop: strings that end the output and are left out of it, unless include_stop_str_in_output.
+    kept_special_tokens: ids that skip_special_tokens leaves in the text (a parser's marks).
     structured_outputs: the form that the output must have; a StructuredOutput, a StructuredOutputsParams or such a dict.
     bad_words: strings never generated. allowed_token_ids: nothing else is generated. logit_bias: token id -> added.
     """
@@ -52,6 +53,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    kept_special_tokens: list[int] | None = None
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None
     bad_words: list[str] | None = None
@@ -95,7 +97,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for name in _BOOLEANS:
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false, got {getattr(self, name)!r}.", param=name)
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "kept_special_tokens"):
             ids = getattr(self, name)
             if ids is not None and not isinstance(ids, (list, tuple)):
                 raise RequestError(f"{name} must be a list of token ids, got {ids!r}.", param=name)

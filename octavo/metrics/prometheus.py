@@ -14,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from octavo.metrics.cells import Cells
 from octavo.types import EngineReady, EngineStats
 
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
@@ -27,25 +28,29 @@ FINISH_REASONS = ("stop", "length", "abort", "error")
 class Histogram:
     """Counts of values by upper bound (inclusive), the last for all above; and their sum."""
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("bounds", "cells", "counts", "start")
 
-    def __init__(self, bounds: Sequence[float]) -> None:
+    def __init__(self, bounds: Sequence[float], cells: Cells | None = None) -> None:
+        """``cells``: where several processes count; what is read is then the sum of all."""
         self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.sum = 0.0
+        self.cells = cells or Cells()
+        self.start = self.cells.position
+        self.counts = self.cells.own(len(self.bounds) + 2)  # the sum of all values comes last
 
     def observe(self, value: float, count: int = 1) -> None:
         """``count`` observations of ``value``."""
-        self.counts[bisect_left(self.bounds, value)] += count
-        self.sum += value * count
+        counts = self.counts
+        counts[bisect_left(self.bounds, value)] += count
+        counts[-1] += value * count
 
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as the text format wants them."""
-        total, result = 0, []
-        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts):
+    def read(self) -> tuple[list[tuple[str, float]], float]:
+        """Counts by bound, cumulative as the text format wants them, and the sum of all values."""
+        total, result = 0.0, []
+        *counts, value_sum = self.cells.summed(self.start, self.counts)
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), counts):
             total += count
-            result.append((bound, float(total)))
-        return result
+            result.append((bound, total))
+        return result, value_sum
 
 
 class Metrics(Collector):
@@ -55,17 +60,20 @@ class Metrics(Collector):
     are called for each request as its output arrives.
     """
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, cells: Cells | None = None) -> None:
+        """``cells``: shared with the server's other processes; each of them then shows what all have counted."""
         self.model_name = model_name
+        self.cells = cells or Cells()
         self.stats = EngineStats()
         self.ready: EngineReady | None = None
-        self.first_token = Histogram(TTFT_BUCKETS)
-        self.inter_token = Histogram(TOKEN_BUCKETS)
-        self.request_token_time = Histogram(TOKEN_BUCKETS)
-        self.e2e = Histogram(LATENCY_BUCKETS)
-        self.prompt_length = Histogram(COUNT_BUCKETS)
-        self.generation_length = Histogram(COUNT_BUCKETS)
-        self.finished = dict.fromkeys(FINISH_REASONS, 0)
+        self.first_token = Histogram(TTFT_BUCKETS, self.cells)
+        self.inter_token = Histogram(TOKEN_BUCKETS, self.cells)
+        self.request_token_time = Histogram(TOKEN_BUCKETS, self.cells)
+        self.e2e = Histogram(LATENCY_BUCKETS, self.cells)
+        self.prompt_length = Histogram(COUNT_BUCKETS, self.cells)
+        self.generation_length = Histogram(COUNT_BUCKETS, self.cells)
+        self.finished_start = self.cells.position
+        self.finished = self.cells.own(len(FINISH_REASONS))
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
@@ -86,7 +94,7 @@ class Metrics(Collector):
         self, finish_reason: str, e2e: float, num_prompt: int, num_generation: int, decode_seconds: float | None = None
     ) -> None:
         """One sequence ended. ``decode_seconds``: from its first token to its last, None when there are fewer than two."""
-        self.finished[finish_reason] = self.finished.get(finish_reason, 0) + 1
+        self.finished[FINISH_REASONS.index(finish_reason)] += 1
         if finish_reason in ("abort", "error"):
             return  # what is left of a request says nothing about latencies and lengths
         self.e2e.observe(e2e)
@@ -145,7 +153,7 @@ class Metrics(Collector):
             counter.add_metric([self.model_name], value)
             yield counter
         success = CounterMetricFamily("vllm:request_success", "Sequences that ended, by reason", labels=["model_name", "finished_reason"])
-        for reason, count in self.finished.items():
+        for reason, count in zip(FINISH_REASONS, self.cells.summed(self.finished_start, self.finished)):
             success.add_metric([self.model_name, reason], count)
         yield success
 
@@ -160,5 +168,5 @@ class Metrics(Collector):
             ("request_generation_tokens", "Generated tokens per request", self.generation_length),
         ):
             family = HistogramMetricFamily(f"vllm:{name}", help_text, labels=["model_name"])
-            family.add_metric([self.model_name], histogram.buckets(), histogram.sum)
+            family.add_metric([self.model_name], *histogram.read())
             yield family

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ModelError
+
+if TYPE_CHECKING:
+    from octavo.models.pooling import PoolingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,11 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # temperature, top_p, top_k, repetition_penalty …
+    encoder: bool = False  # attends both ways and generates nothing: run for its hidden states, without a KV cache
+    headless: bool = False  # a decoder whose checkpoint has no output head
+    position_offset: int = 0  # of an encoder's first position in its table
+    type_vocab_size: int = 0
+    pooling: PoolingConfig | None = None  # what the model's files say of embeddings
     raw: dict[str, Any] = field(default_factory=dict)  # config.json, or GGUF metadata without the token lists
 
 

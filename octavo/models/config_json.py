@@ -9,8 +9,10 @@ from typing import Any
 
 from octavo.errors import ModelError
 from octavo.models.config import ModelConfig
+from octavo.models.config_bert import ENCODERS, read_encoder_config
 from octavo.models.config_fields import Fields, read_json_object
 from octavo.models.config_rope import read_rope
+from octavo.models.pooling import read_pooling
 from octavo.weights.files import describe_folder, stored_dtype
 
 HIDDEN_ACTS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}
@@ -108,6 +110,10 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": Family("qwen3", _qwen3_biases, _qwen_sliding_window, qk_norm=True, head_dim=128),
 }
 
+# Decoders whose checkpoints hold no output head: embedding models. They are built with the embeddings as their head.
+HEADLESS = {name.replace("ForCausalLM", "Model"): name for name in FAMILIES}
+_SUPPORTED = (*FAMILIES, *HEADLESS, *ENCODERS)
+
 
 def read_json_config(folder: str, weights_format: str) -> ModelConfig:
     """Read a folder's configuration.
@@ -120,9 +126,12 @@ def read_json_config(folder: str, weights_format: str) -> ModelConfig:
         raise ModelError(f"{folder} has no config.json: {describe_folder(folder)}.")
     raw = read_json_object(path)
     config = Fields(raw, str(path))
-    architecture = _architecture(config)
-    family = FAMILIES[architecture]
+    named = _architecture(config)
     _refuse_unsupported(config)
+    if named in ENCODERS:
+        return read_encoder_config(config, named, folder, weights_format, _dtype(config, folder))
+    architecture = HEADLESS.get(named, named)
+    family = FAMILIES[architecture]
 
     num_layers = config.integer("num_hidden_layers")
     hidden_size = config.integer("hidden_size")
@@ -151,7 +160,9 @@ def read_json_config(folder: str, weights_format: str) -> ModelConfig:
         norm_eps=config.number("rms_norm_eps", 1e-6, above=0),
         hidden_act=_hidden_act(config),
         rope=rope,
-        tie_word_embeddings=config.boolean("tie_word_embeddings", False),
+        tie_word_embeddings=named in HEADLESS or config.boolean("tie_word_embeddings", False),
+        headless=named in HEADLESS,
+        pooling=read_pooling(folder),
         **family.biases(config),
         qk_norm=family.qk_norm,
         sliding_window=window,
@@ -167,15 +178,15 @@ def read_json_config(folder: str, weights_format: str) -> ModelConfig:
 def _architecture(config: Fields) -> str:
     names = config.strings("architectures")
     if not names:
-        raise config.error("architectures", f"is missing; supported: {', '.join(FAMILIES)}")
-    if (name := next((n for n in names if n in FAMILIES), None)) is not None:
+        raise config.error("architectures", f"is missing; supported: {', '.join(_SUPPORTED)}")
+    if (name := next((n for n in names if n in _SUPPORTED), None)) is not None:
         return name
     why = ""
     if any(config.has(key) for key in ("text_config", "vision_config", "audio_config", "thinker_config")):
         why = " It wraps a language model together with other modalities, which is not supported."
     elif any(config.has(key) for key in _EXPERT_FIELDS):
         why = " It is a mixture of experts, which is not supported."
-    raise ModelError(f"{config.where}: architecture {', '.join(names)} is not supported.{why} Supported: {', '.join(FAMILIES)}.")
+    raise ModelError(f"{config.where}: architecture {', '.join(names)} is not supported.{why} Supported: {', '.join(_SUPPORTED)}.")
 
 
 def _refuse_unsupported(config: Fields) -> None:

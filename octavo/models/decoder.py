@@ -156,6 +156,11 @@ class DecoderForCausalLM(nn.Module):
         if config.tie_word_embeddings:
             self.ignored_weights = (*self.ignored_weights, "lm_head.weight")
 
+    @staticmethod
+    def checkpoint_name(name: str) -> str:
+        """Embedding models are often stored without their head, and then without the prefix too."""
+        return f"model.{name}" if name.startswith(("layers.", "embed_tokens.", "norm.")) else name
+
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """token_ids int64 [T] -> hidden [T, H], after the last norm."""
         return self.model(token_ids, context)

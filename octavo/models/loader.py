@@ -112,7 +112,8 @@ def fill_from(
     left_over: list[str] = []
     repeated: list[str] = []
     misshaped: list[str] = []
-    for name, tensor in weights:
+    for stored_name, tensor in weights:
+        name = model.checkpoint_name(stored_name)
         slot = slots.get(name)
         if slot is None:
             if not name.endswith(model.ignored_weights):

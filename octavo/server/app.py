@@ -11,6 +11,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -19,18 +20,28 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import octavo.server.described  # noqa: F401 (fills in the routes' descriptions)
 from octavo.config import ServerOptions
 from octavo.errors import EngineDeadError, RequestError
+from octavo.metrics.cells import Cells
 from octavo.metrics.prometheus import Metrics
 from octavo.server.auth import OPEN_PATHS, ApiKeyMiddleware
-from octavo.server.chat import ChatEndpoint
+from octavo.server.chat_endpoint import ChatEndpoint
 from octavo.server.completions import CompletionEndpoint
 from octavo.server.context import ServerContext, ServerEngine, new_request_id
+from octavo.server.embeddings import EmbeddingsEndpoint
 from octavo.server.errors import error_response, response_for
 from octavo.server.limits import ClientDisconnect
+from octavo.server.messages import CountTokensEndpoint, MessagesEndpoint
 from octavo.server.openapi import DocumentationRoutes
+from octavo.server.quota import KeyLimitMiddleware, KeyLimits
+from octavo.server.rerank import RerankEndpoint, ScoreEndpoint
+from octavo.server.responses import ResponsesEndpoint
+from octavo.server.root_path import RootPathMiddleware, normal_root
 from octavo.server.routes import UtilityRoutes, version
+from octavo.server.webui import WebPage
 
 access_logger = logging.getLogger("octavo.access")
 
+# Asked for each second by the web page and by monitors: logged only when something is wrong, or at --log-level debug.
+_QUIET = re.compile(r"/(health|metrics|web/[^/]+)")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -76,7 +87,8 @@ class RequestMiddleware:
                 self._log(scope, status, time.monotonic() - start)
 
     def _log(self, scope: Scope, status: int, seconds: float) -> None:
-        if not access_logger.isEnabledFor(logging.INFO):
+        level = logging.DEBUG if status < 400 and _QUIET.fullmatch(scope["path"]) else logging.INFO
+        if not access_logger.isEnabledFor(level):
             return
         host, port = scope.get("client") or ("-", 0)
         path = scope.get("raw_path", b"").split(b"?")[0][:200].decode("ascii", "replace")
@@ -84,7 +96,8 @@ class RequestMiddleware:
         tokens = f" prompt={usage.prompt_tokens} generated={usage.completion_tokens}" if usage is not None else ""
         gone = " client disconnected" if scope.get("octavo.disconnected") else ""
         line = '%s:%d "%s %s" %s %.1f ms id=%s%s%s'
-        access_logger.info(line, host, port, scope["method"], path, status or "-", 1e3 * seconds, scope["octavo.request_id"], tokens, gone)
+        request_id, milliseconds = scope["octavo.request_id"], 1e3 * seconds
+        access_logger.log(level, line, host, port, scope["method"], path, status or "-", milliseconds, request_id, tokens, gone)
 
 
 def create_app(
@@ -94,18 +107,29 @@ def create_app(
     *,
     metrics: Metrics | None = None,
     scheduling_policy: str | None = None,
+    cells: Cells | None = None,
 ) -> Starlette:
-    """The application that serves ``engine`` under ``model_names`` (the first is the default). Starts nothing."""
+    """The application that serves ``engine`` under ``model_names`` (the first is the default). Starts nothing.
+
+    ``cells``: the numbers that it shares with the server's other HTTP processes.
+    """
     names = tuple(model_names)
-    metrics = metrics or Metrics(names[0])
+    cells = cells or Cells()
+    metrics = metrics or Metrics(names[0], cells)
     metrics.observe_ready(engine.ready)
     context = ServerContext(engine, options, names, metrics, scheduling_policy)
     utility = UtilityRoutes(context)
     documentation = DocumentationRoutes(version(), bool(options.api_key), OPEN_PATHS)
+    context.parsers  # noqa: B018 (flags that don't fit the model are errors at the start)
+    page = None if options.disable_web_ui else WebPage(utility.index)
     routes = [
-        Route("/", utility.index),
+        *([Route("/", utility.index)] if page is None else page.routes),
         Route("/v1/chat/completions", ChatEndpoint(context), methods=["POST"]),
+        Route("/v1/responses", ResponsesEndpoint(context), methods=["POST"]),
+        Route("/v1/messages", MessagesEndpoint(context), methods=["POST"]),
+        Route("/v1/messages/count_tokens", CountTokensEndpoint(context), methods=["POST"]),
         Route("/v1/completions", CompletionEndpoint(context), methods=["POST"]),
+        *pooling_routes(context),
         Route("/v1/models", utility.models),
         Route("/v1/models/{name:path}", utility.model),
         Route("/health", utility.health),
@@ -118,10 +142,7 @@ def create_app(
         Route("/tokenize", utility.tokenize, methods=["POST"]),
         Route("/detokenize", utility.detokenize, methods=["POST"]),
     ]
-    middleware = [Middleware(RequestMiddleware, log=not options.disable_log_requests)]
-    if options.api_key:
-        open_paths = OPEN_PATHS if options.metrics_require_api_key else OPEN_PATHS | {"/metrics"}
-        middleware.append(Middleware(ApiKeyMiddleware, keys=options.api_key, open_paths=open_paths))
+    middleware = middleware_of(options, cells)
     app = Starlette(
         routes=routes,
         middleware=middleware,
@@ -130,6 +151,43 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.context = context
     return app
+
+
+def middleware_of(options: ServerOptions, cells: Cells) -> list[Middleware]:
+    """From the outside in. Whatever is inside of the keys is closed without one; what browsers ask beforehand is outside."""
+    layers = []
+    if prefix := normal_root(options.root_path):
+        layers.append(Middleware(RootPathMiddleware, prefix=prefix))
+    layers.append(Middleware(RequestMiddleware, log=not options.disable_log_requests))
+    if options.allowed_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=options.allowed_origins,
+                allow_methods=options.allowed_methods,
+                allow_headers=options.allowed_headers,
+                allow_credentials=options.allow_credentials,
+                expose_headers=("x-request-id", "retry-after"),
+            )
+        )
+    if options.api_key:
+        also_open = frozenset() if options.metrics_require_api_key else frozenset({"/metrics"})
+        layers.append(Middleware(ApiKeyMiddleware, keys=options.api_key, also_open=also_open))
+    if KeyLimits.wanted(options):
+        layers.append(Middleware(KeyLimitMiddleware, limits=KeyLimits(options, max(len(options.api_key), 1), cells)))
+    return layers
+
+
+def pooling_routes(context: ServerContext) -> list[Route]:
+    rerank, score = RerankEndpoint(context), ScoreEndpoint(context)
+    return [
+        Route("/v1/embeddings", EmbeddingsEndpoint(context), methods=["POST"]),
+        Route("/v1/rerank", rerank, methods=["POST"]),
+        Route("/rerank", rerank, methods=["POST"]),
+        Route("/v2/rerank", RerankEndpoint(context, cohere=True), methods=["POST"]),
+        Route("/v1/score", score, methods=["POST"]),
+        Route("/score", score, methods=["POST"]),
+    ]
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -4,51 +4,76 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.server.errors import error_response
+from octavo.server.messages_errors import anthropic_response, is_messages_path
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/docs"})
+# All that is open: whether the server lives, and pages that hold no data: how to call it, and the web page's own files.
+OPEN_PATHS = frozenset({"/health", "/ping", "/", "/docs"})
+OPEN_FILES = re.compile(r"/web/[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(/[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)*")
+READING = frozenset({"GET", "HEAD"})
 
 
 class ApiKeyMiddleware:
-    """Let a request through only with ``Authorization: Bearer KEY`` for one of ``keys``, on every path but ``open_paths``.
+    """Let a request through only with ``Authorization: Bearer KEY``, or Anthropic's ``x-api-key: KEY``, for one of ``keys``, on
+    every path but the open ones.
 
-    Works on the path before routing, so a route added later is closed unless it is named here. Keys are compared as
-    digests of equal length, and always against all keys: the time taken says nothing about any of them.
+    Works on the path before routing, so a route added later is closed unless it is named here; open paths are open to be
+    read only. ``also_open`` are further ones. Keys are compared as digests of equal length, and always against all
+    keys: the time taken says nothing about any of them. ``scope["octavo.key"]`` is then the number of the key.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str], open_paths: frozenset[str] = OPEN_PATHS) -> None:
+    def __init__(self, app: ASGIApp, keys: Iterable[str], also_open: frozenset[str] = frozenset()) -> None:
         self.app = app
         self.digests = [_digest(key.encode()) for key in keys]
-        self.open_paths = open_paths
+        self.open_paths = OPEN_PATHS | also_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self.open_paths and not self.allows(scope["headers"]):
-            response = error_response(
-                "Incorrect or missing API key; send it as 'Authorization: Bearer KEY'.",
-                401,
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            raise RuntimeError(f"There is no {scope['type']} here.")  # and none without a key, should there ever be one
+        key = self.key_of(scope["headers"])
+        if key is None and not self.is_open(scope["method"], scope["path"]):
+            message, headers = "Incorrect or missing API key; send it as 'Authorization: Bearer KEY'.", {"WWW-Authenticate": "Bearer"}
+            if is_messages_path(scope["path"]):
+                response = anthropic_response(message, 401, headers)
+            else:
+                response = error_response(message, 401, code="invalid_api_key", headers=headers)
             await response(scope, receive, send)
             return
+        scope["octavo.key"] = key or 0
         await self.app(scope, receive, send)
 
-    def allows(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        sent = [value for name, value in headers if name == b"authorization"]
-        if len(sent) != 1:
-            return False
-        scheme, _, key = sent[0].partition(b" ")
-        if scheme.lower() != b"bearer":
-            return False
-        digest = _digest(key.strip())
-        found = False
-        for known in self.digests:
-            found |= hmac.compare_digest(digest, known)
-        return found
+    def is_open(self, method: str, path: str) -> bool:
+        return method in READING and (path in self.open_paths or OPEN_FILES.fullmatch(path) is not None)
+
+    def key_of(self, headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+        """The number of the key that a request brings, or None.
+
+        One header of a kind at most; a client may send both kinds, and one right key is enough.
+        """
+        bearers = [value for name, value in headers if name == b"authorization"]
+        plain = [value for name, value in headers if name == b"x-api-key"]
+        if len(bearers) > 1 or len(plain) > 1:
+            return None
+        found = -1
+        for key in (*(_bearer(value) for value in bearers), *plain):
+            digest = _digest(key.strip())
+            for number, known in enumerate(self.digests):
+                found = (found, number)[hmac.compare_digest(digest, known) and bool(key.strip())]
+        return None if found < 0 else found
+
+
+def _bearer(value: bytes) -> bytes:
+    """The key of an Authorization header; none for another scheme."""
+    scheme, _, key = value.partition(b" ")
+    return key if scheme.lower() == b"bearer" else b""
 
 
 def _digest(key: bytes) -> bytes:

@@ -1,70 +1,15 @@
-"""POST /v1/chat/completions."""
+"""Chat answers as OpenAI's API has them, whole and as chunks, where all of the text is content (else: chat_answers.py)."""
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import Any
 
-import msgspec
-from starlette.types import Scope
-
-from octavo.errors import RequestError
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.server import sse
-from octavo.server.generation import Choice, EventStream, GenerationEndpoint, Job
-from octavo.server.limits import decode
-from octavo.server.logprobs import chat_logprobs, prompt_logprobs_json
-from octavo.server.prompts import chat_prompt, text_content
-from octavo.server.sampling import beam_params, chat_params
-from octavo.server.schemas import ChatRequest, chat_decoder
-
-
-class ChatEndpoint(GenerationEndpoint):
-    id_prefix = "chatcmpl-"
-
-    async def job(self, body: bytes, scope: Scope, start: float) -> Job:
-        request = decode(chat_decoder, body)
-        model = self.context.check_model(request.model)
-        params = chat_params(request, self.context)
-        prompt = await chat_prompt(request, self.context)
-        try:
-            return Job(
-                self.context, request, self.response_id(request, scope), model, [prompt], params, start, beams=beam_params(request, params)
-            )
-        except RequestError as error:
-            if error.param == "prompt":  # what the engine knows as the prompt came as messages
-                error.param = "messages"
-            raise
-
-    async def answer(self, job: Job) -> bytes:
-        request: ChatRequest = job.request  # type: ignore[assignment]
-        echo = echoed_text(request)
-        choices = [chat_choice(job, request, i, choice, echo) for i, choice in enumerate(await job.collect())]
-        answer: dict[str, Any] = {
-            "id": job.response_id,
-            "object": "chat.completion",
-            "created": job.created,
-            "model": job.model,
-            "choices": choices,
-            "usage": job.usage(),
-        }
-        if request.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = prompt_logprobs_json(job.texts, job.prompt_logprobs.get(0))
-        if request.return_token_ids:
-            answer["prompt_token_ids"] = job.prompts[0].token_ids
-        return msgspec.json.encode(answer)
-
-    async def stream(self, job: Job, events: EventStream) -> None:
-        writer = ChatWriter(job)
-        async with aclosing(job.outputs()) as outputs:
-            async for output in outputs:
-                job.runs[output.request_id].observe(output)
-                if frames := writer.frames_of(output):
-                    await events.write(frames)
-        last = sse.DONE
-        if job.request.include_usage:
-            last = writer.frames.usage(job.usage()) + last
-        await events.write(last, more=False)
+from octavo.server.generation import Choice, Job
+from octavo.server.logprobs import chat_logprobs
+from octavo.server.prompts import text_content
+from octavo.server.schemas import ChatRequest
 
 
 def echoed_text(request: ChatRequest) -> str:
@@ -73,12 +18,18 @@ def echoed_text(request: ChatRequest) -> str:
 
 
 def chat_choice(job: Job, request: ChatRequest, index: int, choice: Choice, echo: str) -> dict[str, Any]:
+    message = {"role": "assistant", "content": echo + "".join(choice.texts), "refusal": None}
+    return chat_result(job, request, index, choice, message)
+
+
+def chat_result(job: Job, request: ChatRequest, index: int, choice: Choice, message: dict[str, Any]) -> dict[str, Any]:
+    """One entry of ``choices``, around its message."""
     logprobs = None
     if request.logprobs:
         logprobs = {"content": chat_logprobs(job.texts, choice.token_ids, choice.logprobs, request.top_logprobs or 0), "refusal": None}
     result: dict[str, Any] = {
         "index": index,
-        "message": {"role": "assistant", "content": echo + "".join(choice.texts), "refusal": None},
+        "message": message,
         "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
@@ -135,13 +86,16 @@ class ChatWriter:
 
     def _detailed(self, index: int, choice: CompletionOutput, parts: list[bytes]) -> None:
         if self.wants_logprobs:
-            self.waiting_logprobs[index] += chat_logprobs(self.job.texts, choice.token_ids, choice.logprobs, self.top_k)
+            self.waiting_logprobs[index] += self._logprobs(choice)
         if self.wants_ids:
             self.waiting_ids[index] += choice.token_ids
         if choice.text:
             parts.append(self._frame(index, {"content": choice.text}, self._take_logprobs(index), self._take_ids(index)))
         elif self.textless and choice.token_ids:
             parts.append(self._frame(index, {}, self._take_logprobs(index), self._take_ids(index)))
+
+    def _logprobs(self, choice: CompletionOutput) -> list[dict[str, Any]]:
+        return chat_logprobs(self.job.texts, choice.token_ids, choice.logprobs, self.top_k)
 
     def _finish(self, index: int, choice: CompletionOutput, parts: list[bytes]) -> None:
         extra = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason, **self._take_ids(index)}

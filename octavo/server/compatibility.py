@@ -9,11 +9,15 @@ from pathlib import Path
 from octavo.server.fields import fields_of
 from octavo.server.openapi import Operation, served
 from octavo.server.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from octavo.server.schemas_pooling import EmbeddingsRequest, RerankRequest, ScoreRequest
 
 PAGE = Path("docs/compatibility.md")
 SCHEMAS = {
     "POST /v1/chat/completions": ChatRequest,
     "POST /v1/completions": CompletionRequest,
+    "POST /v1/embeddings": EmbeddingsRequest,
+    "POST /v1/rerank, /v2/rerank, /rerank": RerankRequest,
+    "POST /v1/score, /score": ScoreRequest,
     "POST /tokenize": TokenizeRequest,
     "POST /detokenize": DetokenizeRequest,
 }

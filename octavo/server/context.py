@@ -18,8 +18,10 @@ from octavo.errors import ConfigError, RequestError
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.metrics.prometheus import Metrics
+from octavo.models.pooling import Roles
 from octavo.server.logprobs import TokenTexts
-from octavo.types import EngineReady, EngineStats
+from octavo.server.model_parsers import ModelParsers, model_parsers
+from octavo.types import EngineReady, EngineStats, PoolingParams
 
 MAX_TEMPLATES = 16  # of requests that are kept compiled
 T = TypeVar("T")
@@ -35,6 +37,7 @@ class ServerEngine(Protocol):
     model_config: Any
     max_model_len: int
     vocab_size: int
+    roles: Roles
     ready: EngineReady
     stats: EngineStats
 
@@ -52,9 +55,14 @@ class ServerEngine(Protocol):
         prompt: str | None = None,
     ) -> AsyncIterator[RequestOutput]: ...
 
+    async def embed(self, prompts: list[list[int]], params: PoolingParams, *, request_id: str, priority: int = 0) -> list[bytes]: ...
+
     def check_prompt(self, prompt_token_ids: list[int], params: SamplingParams) -> None: ...
 
     def is_healthy(self) -> bool: ...
+
+    @property
+    def max_num_seqs(self) -> int: ...
 
 
 def new_request_id() -> str:
@@ -73,9 +81,15 @@ class ServerContext:
     created: int = field(default_factory=lambda: int(time.time()))
     counter: Any = field(default_factory=itertools.count)
     templates: dict[str, Any] = field(default_factory=dict)  # compiled, of requests; by their text
+    _kept: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
     pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1), thread_name_prefix="octavo-text")
     )
+
+    @functools.cached_property
+    def parsers(self) -> ModelParsers:
+        """How the model's answers are read. ConfigError for flags that can't be."""
+        return model_parsers(self.engine, self.options)
 
     @functools.cached_property
     def texts(self) -> TokenTexts:
@@ -112,9 +126,35 @@ class ServerContext:
             )
         return name
 
+    def check_queue(self, new: int) -> None:
+        """RequestError 503 when ``new`` more prompts would make more than --max-queued-requests wait.
+
+        What the engine says of its queue is a step old; of a burst within that step the requests themselves tell.
+        """
+        limit = self.options.max_queued_requests
+        if limit is None:
+            return
+        waiting = self.engine.stats.num_waiting
+        queued = max(waiting + new if waiting else 0, self.engine.num_unfinished + new - self.engine.max_num_seqs)
+        if queued > limit:
+            raise RequestError(
+                f"The server is busy: {max(queued - new, 0)} requests wait already (--max-queued-requests {limit}). Try again later.",
+                status=503,
+                code="queue_full",
+                retry_after=1.0,
+            )
+
     def engine_request_id(self, response_id: str) -> str:
         """A name for the engine that is unique, even when clients choose equal request ids."""
         return f"{response_id}-{next(self.counter)}"
+
+    def kept_tokens(self, markers: tuple[str, ...]) -> list[int]:
+        """Ids of those of a parser's marks that are special tokens, which texts leave out otherwise."""
+        if markers not in self._kept:
+            tokenizer = self.engine.tokenizer
+            ids = (tokenizer.encode(marker, add_special_tokens=False) for marker in markers)
+            self._kept[markers] = [i[0] for i in ids if len(i) == 1 and i[0] in self.texts.special]
+        return self._kept[markers]
 
     async def off_loop(self, size: int, function: Callable[..., T], *args: Any) -> T:
         """Run text work on ``size`` characters: here when it is little, in the pool when it would hold up the loop."""

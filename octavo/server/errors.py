@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import msgspec
 from starlette.responses import Response
@@ -13,6 +14,7 @@ logger = logging.getLogger("octavo.server")
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
+RATE_LIMIT = "rate_limit_error"
 
 
 class ErrorDetail(msgspec.Struct):
@@ -28,7 +30,7 @@ class ErrorBody(msgspec.Struct):
 
 def error_body(message: str, status: int, *, param: str | None = None, code: str | None = None) -> bytes:
     """The JSON bytes of an error object; ``type`` follows from the status."""
-    kind = SERVER_ERROR if status >= 500 else INVALID_REQUEST
+    kind = SERVER_ERROR if status >= 500 else RATE_LIMIT if status == 429 else INVALID_REQUEST
     return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, param, code)))
 
 
@@ -56,7 +58,14 @@ def describe(error: BaseException) -> tuple[str, int, str | None, str | None]:
 
 def response_for(error: BaseException) -> Response:
     message, status, param, code = describe(error)
-    return error_response(message, status, param=param, code=code)
+    retry_after = getattr(error, "retry_after", None)
+    headers = None if retry_after is None else retry_headers(retry_after)
+    return error_response(message, status, param=param, code=code, headers=headers)
+
+
+def retry_headers(seconds: float) -> dict[str, str]:
+    """Retry-After takes whole seconds; OpenAI's clients also read milliseconds."""
+    return {"Retry-After": str(max(1, math.ceil(seconds))), "Retry-After-Ms": str(max(1, math.ceil(1000 * seconds)))}
 
 
 def body_for(error: BaseException) -> bytes:

@@ -24,7 +24,10 @@ OPENAI_COMPLETIONS = frozenset(
     "best_of echo frequency_penalty logit_bias logprobs max_tokens model n presence_penalty prompt seed stop stream stream_options suffix "
     "temperature top_p user".split()
 )
-OPENAI = {"ChatRequest": OPENAI_CHAT, "CompletionRequest": OPENAI_COMPLETIONS}
+OPENAI_EMBEDDINGS = frozenset("dimensions encoding_format input model user".split())
+OPENAI = {"ChatRequest": OPENAI_CHAT, "CompletionRequest": OPENAI_COMPLETIONS, "EmbeddingsRequest": OPENAI_EMBEDDINGS}
+
+_BEGINNING = "Use the first k tokens of longer texts; -1: as many as fit."
 
 SUPPORTED: dict[str, str] = {
     "model": "One of the served names; without it the first. Another name is a 404 that lists them.",
@@ -92,6 +95,23 @@ SUPPORTED: dict[str, str] = {
     "guided_choice": "The older name of structured_outputs.choice.",
     "guided_grammar": "The older name of structured_outputs.grammar.",
     "return_token_strs": "The tokens' texts too.",
+    "input": "A text, a list of up to 2,048 texts, token ids, or a list of lists of token ids.",
+    "encoding_format": "float, or base64 of little-endian float32.",
+    "dimensions": "So many first components, normalized after that; up to the model's size.",
+    "normalize": "Default: as the model does.",
+    "query": "The text that documents are compared with.",
+    "RerankRequest.documents": "Up to 2,048 texts, or objects with text.",
+    "top_n": "Only so many of the most similar documents.",
+    "return_documents": "The documents beside their scores; default true, for /v2/rerank false.",
+    "max_tokens_per_doc": "Use the first k tokens of longer texts.",
+    "text_1": "One text, or as many as text_2; token ids as well.",
+    "text_2": "The texts to compare with.",
+    "EmbeddingsRequest.truncate_prompt_tokens": _BEGINNING,
+    "EmbeddingsRequest.add_special_tokens": "Default true.",
+    "RerankRequest.truncate_prompt_tokens": _BEGINNING,
+    "RerankRequest.add_special_tokens": "Default true.",
+    "ScoreRequest.truncate_prompt_tokens": _BEGINNING,
+    "ScoreRequest.add_special_tokens": "Default true.",
     "tokens": "Token ids.",
 }
 
@@ -117,6 +137,9 @@ RANGES: dict[str, dict[str, float]] = {
     "top_logprobs": _NATURAL,
     "truncate_prompt_tokens": {"minimum": -1},
     "beam_width": {"minimum": 1, "maximum": 32},
+    "dimensions": {"minimum": 1},
+    "top_n": {"minimum": 1},
+    "max_tokens_per_doc": {"minimum": 1},
     "length_penalty": {"minimum": -10, "maximum": 10},
 }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,11 +21,14 @@ from octavo.frontend.beam_search import BeamSearchParams, beam_generate
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.server import sse
+from octavo.server.answers import PLAIN, AnswerPlan
+from octavo.server.caps import check_logprobs_size
 from octavo.server.context import ServerContext
 from octavo.server.errors import body_for, response_for
-from octavo.server.limits import ClientDisconnect, read_body
+from octavo.server.limits import ChunkSink, ClientDisconnect, read_body
 from octavo.server.prompts import Prompt
 from octavo.server.schemas import GenerationRequest
+from octavo.server.thinking import Thinking, TwoParts
 from octavo.server.watch import DisconnectWatch
 
 
@@ -37,11 +40,18 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int = 0
+
+
 class Usage(msgspec.Struct):
+    """``completion_tokens_details`` is there where reasoning is told apart."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class PromptRun:
@@ -135,6 +145,10 @@ class Job:
     runs: dict[str, PromptRun] = field(default_factory=dict)  # by the engine's request id
     prompt_logprobs: dict[int, list[Any]] = field(default_factory=dict)  # by prompt
     created: int = field(default_factory=lambda: int(time.time()))
+    plan: AnswerPlan = PLAIN  # how answers are read
+    thinking: Thinking | None = None  # how reasoning is bounded
+    reasoning_tokens: int = 0  # so far
+    source: Any = None  # the client's own request, on routes that translate theirs into chat
 
     def __post_init__(self) -> None:
         self.texts = self.context.texts_as_ids if self.request.return_tokens_as_token_ids else self.context.texts
@@ -142,6 +156,11 @@ class Job:
             self.context.engine.check_prompt(prompt.token_ids, self.params)
         if not self.context.engine.is_healthy():
             raise EngineDeadError("it stopped or does not answer; restart the server")
+        self.context.check_queue(len(self.prompts))
+        if not self.request.streams:
+            left = self.context.engine.max_model_len - min(len(prompt.token_ids) for prompt in self.prompts)
+            tokens = left if self.params.max_tokens is None else min(self.params.max_tokens, left)
+            check_logprobs_size(self.num_choices, tokens, self.params.logprobs)
 
     @property
     def textless(self) -> bool:
@@ -162,7 +181,10 @@ class Job:
         for i, prompt in enumerate(self.prompts):
             request_id = self.context.engine_request_id(self.response_id)
             self.runs[request_id] = PromptRun(i * n, prompt, self.context.metrics, self.start, n)
-            streams.append(self._run(prompt, request_id))
+            if self.thinking is not None:
+                streams += self._in_two_parts(prompt, request_id, self.thinking)
+            else:
+                streams.append(self._run(prompt, request_id))
         return streams[0] if len(streams) == 1 else merge(streams)
 
     def _run(self, prompt: Prompt, request_id: str) -> AsyncIterator[RequestOutput]:
@@ -176,6 +198,14 @@ class Job:
         if self.beams is None:
             return engine.generate(prompt.token_ids, self.params, **common)
         return beam_generate(engine, prompt.token_ids, self.beams, prompt_logprobs=self.params.prompt_logprobs, **common)
+
+    def _in_two_parts(self, prompt: Prompt, request_id: str, thinking: Thinking) -> list[AsyncIterator[RequestOutput]]:
+        """Each sequence on its own, for each ends its reasoning at its own time."""
+        options = {"priority": self.request.priority or 0, "cache_salt": self.request.cache_salt}
+        parts = (
+            TwoParts(self.context.engine, self.texts, prompt.token_ids, self.params, thinking, request_id, i) for i in range(self.params.n)
+        )
+        return [part.outputs(**options) for part in parts]
 
     async def collect(self) -> list[Choice]:
         choices = [Choice() for _ in range(self.num_choices)]
@@ -197,7 +227,8 @@ class Job:
         prompt = sum(len(p.token_ids) for p in self.prompts)
         completion = sum(sum(run.num_generated) for run in self.runs.values())
         cached = sum(run.num_cached for run in self.runs.values())
-        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+        details = CompletionTokensDetails(self.reasoning_tokens) if self.plan.parsers.reasoning is not None else msgspec.UNSET
+        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)
 
 
 async def merge(streams: list[AsyncIterator[RequestOutput]]) -> AsyncIterator[RequestOutput]:
@@ -237,12 +268,16 @@ class EventStream:
     ``send`` goes through all middleware; ``send_chunk`` is the connection's own, for what comes once a token.
     """
 
-    def __init__(self, send: Send, send_chunk: Send) -> None:
+    def __init__(self, send: Send, send_chunk: Send, sink: ChunkSink | None = None) -> None:
         self.send = send
         self.send_chunk = send_chunk
+        self.sink = sink  # a shorter way still, while nothing is in it
         self.started = False
+        self.last_words: Callable[[BaseException], bytes] | None = None  # what a stream says that fails; None: OpenAI's error event
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
+        if self.started and more and self.sink is not None and self.sink.write(data):
+            return
         if not self.started:
             self.started = True
             await self.send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
@@ -262,7 +297,7 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = time.monotonic()
-        events = EventStream(send, scope.get("octavo.send", send))
+        events = EventStream(send, scope.get("octavo.send", send), scope.get("octavo.sink"))
         try:
             body = await read_body(scope, receive, self.context.options.max_body_size)
             async with DisconnectWatch(receive) as watch:
@@ -280,6 +315,8 @@ class GenerationEndpoint:
             await self._fail(error, scope, receive, events)
 
     async def _serve(self, body: bytes, scope: Scope, receive: Receive, events: EventStream, start: float) -> None:
+        if not self.context.engine.roles.generates:
+            raise RequestError(self.context.engine.roles.why_not_generate(), code="unsupported_task")
         job = await self.job(body, scope, start)
         try:
             if job.request.streams:
@@ -294,9 +331,14 @@ class GenerationEndpoint:
 
     async def _fail(self, error: BaseException, scope: Scope, receive: Receive, events: EventStream) -> None:
         if events.started:
-            await events.write(sse.event(body_for(error)), more=False)
+            last = events.last_words(error) if events.last_words is not None else sse.event(body_for(error))
+            await events.write(last, more=False)
         else:
-            await response_for(error)(scope, receive, events.send)
+            await self.refusal(error)(scope, receive, events.send)
+
+    def refusal(self, error: BaseException) -> Response:
+        """The answer to a request that failed before anything was said."""
+        return response_for(error)
 
     def response_id(self, request: GenerationRequest, scope: Scope) -> str:
         return self.id_prefix + (request.request_id or scope["octavo.request_id"])

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import struct
 from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.errors import RequestError
 from octavo.server.errors import error_body
@@ -25,6 +27,7 @@ MAX_HEADER_SIZE = 64 * 1024  # bytes, request line and all headers together
 LINGER_S = 2.0  # how long a refused connection is still read, so that the client gets to see the answer
 IDLE_HEADER_S = 60.0  # a connection that does not complete its headers in this time is closed
 IDLE_BODY_S = 60.0  # the longest pause in a body
+IDLE_WRITE_S = 60.0  # how long a client may leave a full buffer unread
 
 
 class ClientDisconnect(Exception):
@@ -106,6 +109,28 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
+class ChunkSink:
+    """The way of a stream's chunks to the connection: a token's frame costs one formatting and one write.
+
+    The ASGI ``send`` of the same response does the same, and more each time; heads and ends go there.
+    """
+
+    __slots__ = ("cycle", "flow", "transport_write")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self.cycle = cycle
+        self.flow = cycle.flow
+        self.transport_write = cycle.transport.write
+
+    def write(self, data: bytes) -> bool:
+        """Send one chunk of a response that has begun. False, and nothing sent: use ``send``, which waits if it must."""
+        cycle = self.cycle
+        if self.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding or not data:
+            return False
+        self.transport_write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with a limit on the headers' size and time, and with JSON errors.
 
@@ -121,6 +146,8 @@ class LimitedProtocol(HttpToolsProtocol):
     _framing_bytes = 0  # what came after its headers and was not body: chunk sizes, trailers
     _refused = False
     _header_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    write_timeout_s = IDLE_WRITE_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -128,7 +155,32 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The connection's buffer is full. Its client reads on in time, or it is cut off: what waits for it takes memory."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.write_timeout_s, self._write_timed_out)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def _write_timed_out(self) -> None:
+        self._write_timer = None
+        if self.transport is None or self.transport.is_closing():
+            return
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:  # a reset, so that the system drops its megabytes of this connection too
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -164,6 +216,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse_headers()
             return
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:
+            self.scope["octavo.sink"] = ChunkSink(self.cycle)  # type: ignore[typeddict-unknown-key]
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -208,3 +262,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+
+def limited_protocol(write_timeout_s: float) -> type[LimitedProtocol]:
+    """The protocol class for a server with ``--client-write-timeout``."""
+    return type("LimitedProtocol", (LimitedProtocol,), {"write_timeout_s": write_timeout_s})

@@ -11,7 +11,12 @@ import codecs
 import math
 from typing import Any
 
+import msgspec
+
 from octavo.frontend.outputs import Logprob
+
+encode = msgspec.json.Encoder().encode
+MAX_REMEMBERED = 1 << 18  # tokens; more than most vocabularies have
 
 FLOOR = -9999.0  # what -inf (a masked token) is written as; JSON has no infinity
 
@@ -19,7 +24,28 @@ Position = dict[int, Logprob] | None
 
 
 def finite(value: float) -> float:
-    return value if math.isfinite(value) and value > FLOOR else FLOOR
+    return value if FLOOR < value < math.inf else FLOOR  # NaN is neither
+
+
+def _remember(known: dict[int, Any], token_id: int, value: Any) -> None:
+    if len(known) >= MAX_REMEMBERED:
+        known.clear()
+    known[token_id] = value
+
+
+class _ChatTexts(dict[int, tuple[str, str]]):
+    """JSON of a chat entry before its log-probability, and after it up to its bytes; worked out when first asked for."""
+
+    def __init__(self, texts: TokenTexts) -> None:
+        super().__init__()
+        self.texts = texts
+
+    def __missing__(self, token_id: int) -> tuple[str, str]:
+        raw = self.texts.raw(token_id)
+        text = f"token_id:{token_id}" if self.texts.as_ids else raw.decode(errors="replace")
+        parts = f'{{"token":{encode(text).decode()},"logprob":', f',"bytes":{encode(list(raw)).decode()}'
+        _remember(self, token_id, parts)
+        return parts
 
 
 class TokenTexts:
@@ -29,41 +55,49 @@ class TokenTexts:
         self.tokenizer = tokenizer
         self.as_ids = as_ids
         self.special: frozenset[int] = frozenset(tokenizer.special_token_ids) if tokenizer is not None else frozenset()
+        self._legacy: dict[int, str] = {}
+        self.chat = _ChatTexts(self)
 
     def raw(self, token_id: int) -> bytes:
         return f"token_id:{token_id}".encode() if self.tokenizer is None else self.tokenizer.token_bytes(token_id)
 
-    def chat(self, token_id: int, raw: bytes) -> str:
-        return f"token_id:{token_id}" if self.as_ids else raw.decode(errors="replace")
-
     def legacy(self, token_id: int) -> str:
-        if self.as_ids:
-            return f"token_id:{token_id}"
-        raw = self.raw(token_id)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+        text = self._legacy.get(token_id)
+        if text is None:
+            text = f"token_id:{token_id}" if self.as_ids else _legacy(self.raw(token_id))
+            _remember(self._legacy, token_id, text)
+        return text
+
+
+def _legacy(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def best(position: dict[int, Logprob], k: int) -> list[tuple[int, Logprob]]:
-    """The k most likely tokens of a position, best first."""
-    ranked = sorted(position.items(), key=lambda item: (item[1].rank or math.inf, -item[1].logprob))
-    return ranked[:k]
+    """The k most likely tokens of a position, best first. Positions have the token itself first, then the best in order."""
+    items = list(position.items())
+    if items and items[0][1].rank != 1:  # the token itself belongs further down
+        items.sort(key=lambda item: (item[1].rank or math.inf, -item[1].logprob))
+    return items[:k]
 
 
-def chat_entry(texts: TokenTexts, token_id: int, position: dict[int, Logprob], k: int) -> dict[str, Any]:
-    entry = _chat_token(texts, token_id, position[token_id].logprob if token_id in position else FLOOR)
-    entry["top_logprobs"] = [_chat_token(texts, token, logprob.logprob) for token, logprob in best(position, k)]
-    return entry
+def chat_entry(texts: TokenTexts, token_id: int, position: dict[int, Logprob], k: int) -> msgspec.Raw:
+    """``{"token", "logprob", "bytes", "top_logprobs"}``, as JSON: all but the numbers is remembered of each token."""
+    chat = texts.chat
+    tops = []
+    for token, logprob in best(position, k) if k else ():
+        head, tail = chat[token]
+        value = logprob.logprob
+        tops.append(f"{head}{value if FLOOR < value < math.inf else FLOOR!r}{tail}}}")
+    head, tail = chat[token_id]
+    own = finite(position[token_id].logprob) if token_id in position else FLOOR
+    return msgspec.Raw(f'{head}{own!r}{tail},"top_logprobs":[{",".join(tops)}]}}'.encode())
 
 
-def _chat_token(texts: TokenTexts, token_id: int, logprob: float) -> dict[str, Any]:
-    raw = texts.raw(token_id)
-    return {"token": texts.chat(token_id, raw), "logprob": finite(logprob), "bytes": list(raw)}
-
-
-def chat_logprobs(texts: TokenTexts, token_ids: list[int], positions: list[dict[int, Logprob]] | None, k: int) -> list[dict[str, Any]]:
+def chat_logprobs(texts: TokenTexts, token_ids: list[int], positions: list[dict[int, Logprob]] | None, k: int) -> list[msgspec.Raw]:
     return [chat_entry(texts, token, position, k) for token, position in zip(token_ids, positions or ())]
 
 

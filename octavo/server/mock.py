@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import json
 import math
+import struct
 import time
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
 from octavo.errors import EngineDeadError, RequestError
 from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.frontend.params import SamplingParams, check_ids
-from octavo.types import EngineReady, EngineStats
+from octavo.models.pooling import PoolingConfig, Roles
+from octavo.types import EngineReady, EngineStats, PoolingParams
 
-SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "[TOOL_CALLS]")
 EOS = 256 + SPECIALS.index("<|im_end|>")
 TEXT = (
     "the octopus reads books about deep water and writes letters to a friend who lives near one old lighthouse ; "
@@ -62,6 +65,9 @@ class FakeTokenizer:
                     break
         return ids
 
+    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         kept = (i for i in ids if not (skip_special_tokens and i in self.special_token_ids))
         return b"".join(VOCAB[i] for i in kept).decode(errors="replace")
@@ -74,9 +80,11 @@ class FakeTokenizer:
 
 
 class FakeChatTemplate:
-    """ChatML. A ``tool`` message without a name is refused, to have a template error."""
+    """ChatML. A ``tool`` message without a name is refused, to have a template error. ``marks``: what parsers are found by."""
 
-    source = "<|im_start|>"
+    def __init__(self, marks: str = "<tool_call>", takes_tools: bool = True) -> None:
+        self.source = self.whole_source = "<|im_start|>" + marks
+        self.takes_tools = takes_tools
 
     def render(
         self,
@@ -88,10 +96,12 @@ class FakeChatTemplate:
         **variables: Any,
     ) -> str:
         parts = [f"[{name}={value}]" for name, value in variables.items()]
+        parts += [f"[tools={json.dumps(tools)}]"] if tools else []
         for i, message in enumerate(messages):
             if message["role"] == "tool" and not message.get("name"):
                 raise RequestError(f"The chat template refused messages[{i}]: a tool message needs a name.", param="messages")
-            parts.append(f"<|im_start|>{message['role']}\n{message['content']}")
+            calls = "".join(f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in message.get("tool_calls", ()))
+            parts.append(f"<|im_start|>{message['role']}\n{message['content']}{calls}")
             if not (continue_final_message and i == len(messages) - 1):
                 parts.append("<|im_end|>\n")
         if add_generation_prompt:
@@ -134,7 +144,8 @@ class _Sequence:
             return self._finish("stop")
         if params.stop_token_ids and token in params.stop_token_ids:
             return self._finish("stop", token)
-        if not (token in FakeTokenizer.special_token_ids and params.skip_special_tokens):
+        kept = params.kept_special_tokens or ()
+        if not (token in FakeTokenizer.special_token_ids and params.skip_special_tokens and token not in kept):
             self._write(self.decoder.decode(VOCAB[token]))
         if self.finish_reason is None and self.count >= max_tokens:
             self._finish("length")
@@ -226,16 +237,22 @@ class MockEngine:
         length: int = 24,
         max_model_len: int = 2048,
         defaults: dict[str, Any] | None = None,
+        template: FakeChatTemplate | None = None,
     ) -> None:
         self.tokenizer: Any = FakeTokenizer()
-        self.chat_template: Any = FakeChatTemplate()
-        self.model_config = SimpleNamespace(generation_defaults=defaults or {})
+        self.chat_template: Any = template or FakeChatTemplate()
+        self.model_config = SimpleNamespace(generation_defaults=defaults or {}, hidden_size=8)
+        self.roles = Roles(generates=True, pooling=PoolingConfig("last"))
         self.max_model_len = max_model_len
         self.vocab_size = len(VOCAB)
+        self.max_num_seqs = 256
         self.ready = EngineReady(num_blocks=4096, block_size=BLOCK, max_model_len=max_model_len, dtype="float32", device="mock")
         self.stats = EngineStats()
         self.tick_s, self.first_s, self.length = tick_s, first_s, length
         self.script = self.tokenizer.encode("".join(" " + w for w in WORDS))
+        self.says: Callable[[str, int, SamplingParams], str | None] | None = None
+        """(text before the answer, the sequence's index, parameters) -> the answer; None: the usual words."""
+        self._scripts: dict[str, list[int]] = {}
         self.runs: dict[str, _Run] = {}
         self.seen: set[tuple[int, ...]] = set()  # prompts' full blocks, as chains
         self.last_params: SamplingParams | None = None
@@ -264,6 +281,16 @@ class MockEngine:
                 code="context_length_exceeded",
             )
 
+    async def embed(self, prompts: list[list[int]], params: PoolingParams, *, request_id: str, priority: int = 0) -> list[bytes]:
+        """Counts of the tokens modulo 8, cut and normalized as asked."""
+        await asyncio.sleep(self.tick_s)
+        vectors = []
+        for prompt in prompts:
+            counts = [float(sum(t % 8 == i for t in prompt)) for i in range(params.dimensions or 8)]
+            length = (math.hypot(*counts) or 1.0) if params.normalize else 1.0
+            vectors.append(struct.pack(f"<{len(counts)}f", *(c / length for c in counts)))
+        return vectors
+
     async def generate(
         self,
         prompt_token_ids: list[int],
@@ -282,7 +309,7 @@ class MockEngine:
         cached = self._lookup(prompt_token_ids)
         left = self.max_model_len - len(prompt_token_ids)
         max_tokens = left if params.max_tokens is None else min(params.max_tokens, left)
-        sequences = [_Sequence(i, prompt_token_ids, params, self.script, self.length) for i in range(params.n)]
+        sequences = [self._sequence(i, prompt_token_ids, params) for i in range(params.n)]
         run = self.runs[request_id] = _Run(request_id, sequences, max_tokens)
         self.stats.num_running = len(self.runs)
         prompt_logprobs: Any = None
@@ -301,6 +328,17 @@ class MockEngine:
                 prompt_logprobs = None
         finally:
             self.abort(request_id)
+
+    def _sequence(self, index: int, prompt: list[int], params: SamplingParams) -> _Sequence:
+        answer = self.says(self.tokenizer.decode(prompt, skip_special_tokens=False), index, params) if self.says else None
+        if answer is None:
+            return _Sequence(index, prompt, params, self.script, self.length)
+        script = self._scripts.get(answer)
+        if script is None:
+            script = self._scripts[answer] = [*self.tokenizer.encode(answer), EOS]
+        sequence = _Sequence(index, prompt, params, script, len(script) - 1)
+        sequence.at = 0
+        return sequence
 
     def abort(self, request_id: str) -> None:
         self.runs.pop(request_id, None)
@@ -360,20 +398,38 @@ class MockEngine:
 
 
 def main() -> None:
-    """``python -m octavo.server.mock PORT [TICK_SECONDS]``: the whole server, with the mock for an engine."""
+    """``python -m octavo.server.mock PORT [TICK_SECONDS [PROCESSES [call]]]``: the whole server, with the mock for an engine.
+
+    Of several HTTP processes each has a mock of its own. With "call" its answers are one endless call of a tool named "write".
+    """
     import logging
     import sys
 
     from octavo.config import EngineConfig, ServerOptions
+    from octavo.log import setup_logging
+
+    tick = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
+    count = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+    settings = {"tick_s": tick, "length": 1000, "max_model_len": 8192}
+    options = ServerOptions(port=int(sys.argv[1]), served_model_name=("mock-model",), disable_log_requests=True, api_server_count=count)
+    if count > 1:
+        from octavo.server.fleet import serve_fleet
+
+        setup_logging(stream=sys.stdout)
+        serve_fleet(EngineConfig(), options, mock=settings)
+        return
+
     from octavo.server.run import serve
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    tick = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
 
     async def start(config: EngineConfig, options: ServerOptions) -> MockEngine:
-        return MockEngine(tick_s=tick, length=1000, max_model_len=8192)
+        engine = MockEngine(**settings)  # type: ignore[arg-type]
+        if sys.argv[4:] == ["call"]:
+            call = '<tool_call>\n{"name": "write", "arguments": {"text": "' + "".join(" " + word for word in WORDS) * 100
+            engine.says = lambda prompt, index, params: call
+        return engine
 
-    options = ServerOptions(port=int(sys.argv[1]), served_model_name=("mock-model",), disable_log_requests=True)
     serve(EngineConfig(), options, start_engine=start)
 
 

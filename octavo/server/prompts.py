@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from octavo.errors import RequestError
+from octavo.frontend.tool_prompt import with_tools_as_text
 from octavo.server.context import INLINE_CHARS, ServerContext
 from octavo.server.schemas import (
     AssistantMessage,
@@ -20,7 +21,6 @@ from octavo.server.schemas import (
     ToolMessage,
 )
 
-MAX_PROMPTS = 2048  # in one completions request
 MAX_CHOICES = 8192  # prompts times n
 
 
@@ -43,8 +43,9 @@ async def completion_prompts(request: CompletionRequest, context: ServerContext)
     items = _split_prompt(request.prompt)
     if not items:
         raise RequestError("prompt must not be empty.", param="prompt")
-    if len(items) > MAX_PROMPTS:
-        raise RequestError(f"prompt takes at most {MAX_PROMPTS} prompts, got {len(items)}.", param="prompt")
+    limit = context.options.max_prompts_per_request
+    if len(items) > limit:
+        raise RequestError(f"prompt takes at most {limit} prompts (--max-prompts-per-request), got {len(items)}.", param="prompt")
     name = "n" if request.best_of is None else "best_of"
     if len(items) * (getattr(request, name) or 1) > MAX_CHOICES:
         count = getattr(request, name)
@@ -107,8 +108,11 @@ async def encode(context: ServerContext, texts: list[str], add_special_tokens: b
 # chat
 
 
-async def chat_prompt(request: ChatRequest | TokenizeRequest, context: ServerContext) -> Prompt:
-    """Messages through the chat template to text and token ids. RequestError names the message that cannot be used."""
+async def chat_prompt(request: ChatRequest | TokenizeRequest, context: ServerContext, tools: list[dict[str, Any]] | None = None) -> Prompt:
+    """Messages through the chat template to text and token ids. RequestError names the message that cannot be used.
+
+    ``tools``: those that the prompt offers (`ToolUse.offered`).
+    """
     tokenizer = context.engine.tokenizer
     template = await request_template(request.chat_template, context) if request.chat_template is not None else context.engine.chat_template
     if tokenizer is None:
@@ -123,7 +127,9 @@ async def chat_prompt(request: ChatRequest | TokenizeRequest, context: ServerCon
         raise RequestError("messages must not be empty.", param="messages")
     knows_developer = "developer" in (getattr(template, "source", None) or getattr(tokenizer, "chat_template", None) or "")
     messages = [template_message(message, f"messages[{i}]", knows_developer) for i, message in enumerate(request.messages)]
-    variables = _template_variables(request)
+    if context.parsers.text_tools and (tools or any("tool_calls" in m or m["role"] == "tool" for m in messages)):
+        messages, tools = with_tools_as_text(messages, tools), None
+    variables = _template_variables(request, getattr(template, "whole_source", None) or "")
     if documents := getattr(request, "documents", None):
         if "documents" not in (getattr(template, "source", None) or ""):
             raise RequestError("documents: this model's chat template has no place for them; write them into a message.", param="documents")
@@ -131,10 +137,14 @@ async def chat_prompt(request: ChatRequest | TokenizeRequest, context: ServerCon
     special = bool(request.add_special_tokens)
 
     def work() -> Prompt:
-        text = template.render(messages, tools=None, add_generation_prompt=add_prompt, continue_final_message=continue_final, **variables)
+        text = template.render(
+            messages, tools=tools or None, add_generation_prompt=add_prompt, continue_final_message=continue_final, **variables
+        )
         return Prompt(tokenizer.encode(text, add_special_tokens=special), text)
 
-    size = sum(len(m["content"] or "") for m in messages) + 64 * len(messages)
+    size = sum(len(m["content"] or "") for m in messages) + 64 * len(messages) + 512 * len(tools or ())
+    if request.chat_template_kwargs or request.chat_template is not None or documents:
+        size += INLINE_CHARS  # what a template makes of them is not known: never on the loop
     prompt = await context.off_loop(size, work)
     if isinstance(request, ChatRequest):
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
@@ -165,13 +175,15 @@ async def request_template(source: str, context: ServerContext) -> Any:
 _RESERVED_VARIABLES = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self"}
 
 
-def _template_variables(request: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+def _template_variables(request: ChatRequest | TokenizeRequest, source: str) -> dict[str, Any]:
     variables = dict(request.chat_template_kwargs or {})
     for name in variables.keys() & _RESERVED_VARIABLES:
         raise RequestError(f"chat_template_kwargs must not set {name!r}; the request has a field for it.", param="chat_template_kwargs")
     effort = getattr(request, "reasoning_effort", None)
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
+        if effort == "none" and "enable_thinking" in source:
+            variables.setdefault("enable_thinking", False)
     return variables
 
 

@@ -14,18 +14,19 @@ from octavo.server.context import ServerContext
 from octavo.server.limits import decode, read_body
 from octavo.server.prompts import chat_prompt, encode
 from octavo.server.schemas import TokenizeRequest, detokenize_decoder, tokenize_decoder
+from octavo.server.tools import template_tools
 
 T = TypeVar("T")
 
-INDEX = """Octavo {version} runs here and serves {models}.
+INDEX = """Octavo {version} runs here{serves}.
 
-It speaks OpenAI's API; there is no page to look at. The base URL for clients is this address followed by /v1.
+It speaks OpenAI's API. The base URL for clients is this address followed by /v1.
 
     POST /v1/chat/completions    chat, also as a stream
     POST /v1/completions         text completion
     GET  /v1/models              the names to ask for
     POST /tokenize, /detokenize  text to token ids, and back
-    GET  /health                 200 while the engine lives
+    GET  /health, /ping          200 while the engine lives
     GET  /metrics                for Prometheus
 
 In a terminal: octavo chat --url (this address)/v1
@@ -56,8 +57,9 @@ class UtilityRoutes:
         self.context = context
 
     async def index(self, request: Request) -> Response:
-        """For people who open the address in a browser: what runs here, and where to send requests."""
-        return Response(INDEX.format(version=version(), models=", ".join(self.context.model_names)), media_type="text/plain")
+        """What runs here, and where to send requests. Names no model where a key is wanted: the web page makes this path an open one."""
+        serves = "" if self.context.options.api_key else f" and serves {', '.join(self.context.model_names)}"
+        return Response(INDEX.format(version=version(), serves=serves), media_type="text/plain")
 
     async def health(self, request: Request) -> Response:
         """200 while the engine lives and answers, else 503."""
@@ -105,7 +107,7 @@ class UtilityRoutes:
         if (sent.prompt is None) == (sent.messages is None):
             raise RequestError("Send either prompt or messages.", param="prompt")
         if sent.messages is not None:
-            tokens = (await chat_prompt(sent, self.context)).token_ids
+            tokens = (await chat_prompt(sent, self.context, template_tools(sent.tools))).token_ids
         else:
             self._refuse_chat_fields(sent)
             tokens = (await encode(self.context, [sent.prompt or ""], sent.add_special_tokens is not False))[0]
@@ -114,7 +116,7 @@ class UtilityRoutes:
         return json_response(answer)
 
     def _refuse_chat_fields(self, sent: TokenizeRequest) -> None:
-        for name in ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"):
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools"):
             if getattr(sent, name) is not None:
                 raise RequestError(f"{name} works on messages; this request has a prompt.", param=name)
 

@@ -6,21 +6,27 @@ Nothing heavy is imported before the port is bound; the HTTP stack is imported w
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import logging
 import os
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from octavo import env
 from octavo.config import EngineConfig, ServerOptions
 from octavo.errors import ConfigError
+from octavo.server.tls import tls_context
 
 if TYPE_CHECKING:
+    import ssl
+
     import uvicorn
+
+    from octavo.metrics.cells import Cells
 
 logger = logging.getLogger("octavo.server")
 
@@ -30,6 +36,7 @@ FILE_LIMIT = 65536  # open files that are asked for
 DOWNLOAD_EXIT_S = 1.0  # from a signal in the middle of a download to the end of the process
 FORCED_EXIT_S = 5.0  # after a second signal the process ends in this time, whatever hangs
 
+T = TypeVar("T")
 StartEngine = Callable[[EngineConfig, ServerOptions], Awaitable[Any]]
 
 
@@ -40,14 +47,28 @@ def serve(config: EngineConfig, options: ServerOptions, *, start_engine: StartEn
     ``start_engine`` replaces ``AsyncLLM.start`` (tests, benchmarks of the server alone).
     """
     keys = api_keys(options)
+    check_parser_names(options)
+    tls = tls_context(options)
     raise_file_limit()
+    if options.api_server_count > 1:
+        from octavo.server.fleet import serve_fleet
+
+        serve_fleet(config, dataclasses.replace(options, api_key=keys))
+        return
     sock = bind(options.host, options.port)
+    try:
+        run_loop(_Runner(config, options, keys, sock, start_engine or _start_async_llm, tls).run())
+    finally:
+        sock.close()
+
+
+def run_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` to its end on a loop of its own."""
     loop = _new_loop()
     try:
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(_Runner(config, options, keys, sock, start_engine or _start_async_llm).run())
+        return loop.run_until_complete(work)
     finally:
-        sock.close()
         try:
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
@@ -56,14 +77,39 @@ def serve(config: EngineConfig, options: ServerOptions, *, start_engine: StartEn
 
 
 def api_keys(options: ServerOptions) -> tuple[str, ...]:
-    """Keys of --api-key and of the environment. ConfigError for an empty one, which anybody could send."""
+    """Keys of --api-key, of --api-key-file and of the environment. ConfigError for an empty one, which anybody could send."""
     if any(not key.strip() for key in options.api_key):
         raise ConfigError("--api-key must not be empty.")
-    return tuple(dict.fromkeys((*options.api_key, *env.api_keys())))
+    from_file = _keys_in(options.api_key_file) if options.api_key_file else ()
+    return tuple(dict.fromkeys((*options.api_key, *from_file, *env.api_keys())))
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet: clients are refused, rather than kept waiting, until the model is loaded."""
+def check_parser_names(options: ServerOptions) -> None:
+    """ConfigError for a parser that there is not, before a model is loaded. Whether it fits the model is seen when that is there."""
+    if options.tool_call_parser is None and options.reasoning_parser is None:
+        return
+    from octavo.frontend.parsers.registry import check_pair
+
+    check_pair(*(None if name == "none" else name for name in (options.tool_call_parser, options.reasoning_parser)))
+
+
+def _keys_in(path: str) -> tuple[str, ...]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.strip() for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {path}: {getattr(error, 'strerror', None) or error}.") from None
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise ConfigError(f"--api-key-file {path} holds no key: the server would be open to everybody.")
+    return keys
+
+
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A bound socket that does not listen yet: clients are refused, rather than kept waiting, until the model is loaded.
+
+    ``shared``: more sockets of this user may be bound to the same address; the system spreads clients over them.
+    """
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port must be between 0 (any free one) and 65535, got {port}.")
     try:
@@ -73,6 +119,8 @@ def bind(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6 and address[0] == "::":
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind(address)
@@ -143,6 +191,16 @@ async def _start_async_llm(config: EngineConfig, options: ServerOptions) -> Any:
         progress.close()
 
 
+def announce(sock: socket.socket, names: tuple[str, ...], engine: Any, *, https: bool) -> None:
+    defaults = getattr(engine.model_config, "generation_defaults", None)
+    if defaults:
+        values = ", ".join(f"{name} {value}" for name, value in defaults.items())
+        logger.info("Requests that do not say otherwise use the model's %s (--generation-config none: OpenAI's defaults)", values)
+    host, port = sock.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    logger.info("Octavo serves %s on %s://%s:%d", ", ".join(names), "https" if https else "http", shown, port)
+
+
 def _exit_soon() -> None:
     """A download's threads can't be stopped, and Python waits for them before it exits: end the process without that."""
     timer = threading.Timer(DOWNLOAD_EXIT_S, os._exit, (0,))
@@ -168,13 +226,26 @@ class _Runner:
     """The life of one server, with its signals: before it listens they stop the start, then they drain, then they end."""
 
     def __init__(
-        self, config: EngineConfig, options: ServerOptions, keys: tuple[str, ...], sock: socket.socket, start_engine: StartEngine
+        self,
+        config: EngineConfig,
+        options: ServerOptions,
+        keys: tuple[str, ...],
+        sock: socket.socket,
+        start_engine: StartEngine,
+        tls: ssl.SSLContext | None = None,
+        *,
+        cells: Cells | None = None,
+        on_listen: Callable[[], None] | None = None,
     ) -> None:
+        """``cells``, ``on_listen``: of one HTTP process among several, which says nothing itself when it listens."""
         self.config = config
         self.options = options
         self.keys = keys
         self.sock = sock
         self.start_engine = start_engine
+        self.tls = tls
+        self.cells = cells
+        self.on_listen = on_listen
         self.server: uvicorn.Server | None = None
         self.starting: asyncio.Task[Any] | None = None
 
@@ -197,20 +268,18 @@ class _Runner:
             await engine.shutdown()
 
     async def _serve(self, engine: Any) -> None:
-        import dataclasses
-
         import uvicorn
 
         from octavo.server.app import create_app
-        from octavo.server.limits import LimitedProtocol
+        from octavo.server.limits import limited_protocol
 
         options = dataclasses.replace(self.options, api_key=self.keys)
         names = model_names(self.config, options)
-        app = create_app(engine, options, names, scheduling_policy=self.config.scheduling_policy)
+        app = create_app(engine, options, names, scheduling_policy=self.config.scheduling_policy, cells=self.cells)
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what is not HTTP gets its 400, and no line in the log
         settings = uvicorn.Config(
             app,
-            http=LimitedProtocol,
+            http=limited_protocol(options.client_write_timeout),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -220,9 +289,12 @@ class _Runner:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=options.drain_timeout,  # type: ignore[arg-type]
         )
-        self.server = make_server(settings, lambda: self._announce(names, engine))
+        settings.load()
+        settings.ssl = self.tls
+        self.server = make_server(settings, self.on_listen or (lambda: self._announce(names, engine)))
         gc.collect()
         gc.freeze()  # what start-up made lives as long as the process; collections need not look at it again
+        gc.set_threshold(20_000, 20, 50)  # a thousand streams hold much that is no garbage: a sixth of their CPU time
         try:
             await self.server.serve(sockets=[self.sock])
         except OSError as error:  # another server began to listen after we had bound
@@ -231,13 +303,7 @@ class _Runner:
         app.state.context.pool.shutdown(wait=False, cancel_futures=True)
 
     def _announce(self, names: tuple[str, ...], engine: Any) -> None:
-        defaults = getattr(engine.model_config, "generation_defaults", None)
-        if defaults:
-            values = ", ".join(f"{name} {value}" for name, value in defaults.items())
-            logger.info("Requests that do not say otherwise use the model's %s (--generation-config none: OpenAI's defaults)", values)
-        host, port = self.sock.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        logger.info("Octavo serves %s on http://%s:%d", ", ".join(names), shown, port)
+        announce(self.sock, names, engine, https=self.tls is not None)
 
     def _on_signal(self, name: str) -> None:
         server = self.server

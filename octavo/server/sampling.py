@@ -7,6 +7,7 @@ from typing import Any
 from octavo.errors import RequestError
 from octavo.frontend.beam_search import BeamSearchParams
 from octavo.frontend.params import SamplingParams, check_ids
+from octavo.server.caps import check_sizes
 from octavo.server.context import ServerContext
 from octavo.server.schemas import ACCEPTED, REFUSED, AssistantMessage, ChatRequest, CompletionRequest, GenerationRequest, check_refused
 from octavo.server.structured import requested_output
@@ -40,6 +41,7 @@ _MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty
 def check_request(request: GenerationRequest, context: ServerContext) -> None:
     """RequestError for fields that are refused, capped, or make no sense together."""
     check_refused(request)
+    check_sizes(request, context.engine.vocab_size)
     options = context.options
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options need stream: true.", param="stream_options")

@@ -27,7 +27,6 @@ ACCEPTED: dict[str, str] = {
     "prompt_cache_key": "routes to a warm cache at OpenAI; the prefix cache here needs no key",
     "prompt_cache_retention": "how long OpenAI keeps a cache",
     "prompt_cache_options": "the same, newer",
-    "parallel_tool_calls": "says nothing without tools",
 }
 
 
@@ -38,10 +37,8 @@ def _is(*values: Any) -> Callable[[Any], bool]:
 _LATER = "is not supported yet; leave it out"
 # field -> (which values ask for nothing and pass, what to say about the others)
 REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "tools": (_is([]), f"{_LATER} (tool calling)."),
-    "tool_choice": (_is("none", "auto"), f"{_LATER} (tool calling)."),
-    "functions": (_is([]), "is not supported; it is OpenAI's old form of tools."),
-    "function_call": (_is("none", "auto"), "is not supported; it is OpenAI's old form of tool_choice."),
+    "functions": (_is([]), "is not supported; it is OpenAI's old form of tools: send tools."),
+    "function_call": (_is("none", "auto"), "is not supported; it is OpenAI's old form of tool_choice: send that."),
     "modalities": (_is(["text"]), 'is not supported, other than ["text"]: this model answers in text.'),
     "audio": (_is(), "is not supported: this model answers in text."),
     "prediction": (_is(), "is not supported; leave it out, the answer is the same."),
@@ -209,6 +206,21 @@ class ToolMessage(msgspec.Struct, tag_field="role", tag="tool", kw_only=True, fo
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
+class FunctionDefinition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """``strict`` is accepted: forced calls always keep to the schema; others are as good as the model."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str = "function"
+    function: FunctionDefinition | None = None
+    custom: Any = None  # of the type "custom", which is refused by name
+
+
 class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/chat/completions."""
 
@@ -222,13 +234,17 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     chat_template: str | None = None  # needs --trust-request-chat-template
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None  # for templates that read them
-    reasoning_effort: str | None = None  # handed to the template, for models that read it there
-    parallel_tool_calls: bool | None = None
+    # reasoning
+    reasoning_effort: str | None = None  # for the template; bounds the thinking of models whose template knows no effort
+    thinking_token_budget: int | None = None  # most tokens of reasoning; then its end is forced
+    include_reasoning: bool | None = None  # false: it is generated and counted, but not sent
+    # tools
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None  # false: at most one call
     # refused by name
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None
-    tools: Any = None
-    tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -250,6 +266,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
     return_token_strs: bool | None = None
 
 

@@ -72,6 +72,16 @@ class ChatFrames(Frames):
     text_key = b'"delta":{"content":'
     text_end = b"}"
 
+    def reasoning(self, index: int, text: str) -> bytes:
+        """The frame of a reasoning delta, under both of the names that clients read."""
+        body = encode(text)
+        return self.head + b'{"index":%d,"delta":{"reasoning_content":%s,"reasoning":%s' % (index, body, body) + self.plain_end
+
+    def arguments(self, index: int, call: int, text: str) -> bytes:
+        """The frame of a further piece of a call's arguments."""
+        start = b'{"index":%d,"delta":{"tool_calls":[{"index":%d,"function":{"arguments":%s}}]' % (index, call, encode(text))
+        return self.head + start + self.plain_end
+
 
 class CompletionFrames(Frames):
     object_name = "text_completion"

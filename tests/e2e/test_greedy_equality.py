@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from octavo import LLM, SamplingParams
-from tests.e2e.demo import demo_model_path, text_prompts
+from tests.e2e.demo import demo_model_path, demo_transformers_model, text_prompts
 
 NUM_PROMPTS = 50
 PROMPT_TOKENS = 64
@@ -27,19 +27,7 @@ def prompts() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def expected(prompts: list[list[int]]) -> list[list[int]]:
     torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
-    sizes = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
-    config = transformers.LlamaConfig(
-        **sizes, num_key_value_heads=3, tie_word_embeddings=True, rms_norm_eps=1e-5, max_position_embeddings=8192, rope_theta=100000.0
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
-    # what from_pretrained(gguf_file=...) calls, without the accelerate package that it asks for
-    tensors = load_gguf_checkpoint(demo_model_path(), return_tensors=True, model_to_load=model)["tensors"]
-    missing = model.load_state_dict(tensors, strict=False).missing_keys
-    assert set(missing) <= {"lm_head.weight"}
-    model.tie_weights()
+    model = demo_transformers_model()
     with torch.inference_mode():
         batch = torch.tensor(prompts)
         out = model.generate(

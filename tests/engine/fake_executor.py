@@ -76,6 +76,7 @@ class FakeExecutor:
     """``lazy``: a step is run when it is collected, so a plan that changes after its submission is found out."""
 
     num_cpu_blocks = 0
+    whole_prompts = False
 
     def __init__(
         self, num_blocks: int, block_size: int, max_rows: int, budget: int, vocab: int, steps_ahead: int, lazy: bool = False

@@ -32,6 +32,7 @@ class RunnerExecutor:
     """The executor's part around a ModelRunner, on ReferenceAttention."""
 
     num_cpu_blocks = 0
+    whole_prompts = False
 
     def __init__(self, model: Any, *, num_blocks: int, block_size: int, max_rows: int, steps_ahead: int) -> None:
         backend = ReferenceAttention()

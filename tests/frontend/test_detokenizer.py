@@ -233,3 +233,16 @@ def test_speed() -> None:
             detokenizer.push([token_id])
         best = min(best, time.process_time() - start)
     assert best / len(ids) < 10e-6  # measured: under 1 us on a quiet machine
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kept_special_tokens_stay(name):
+    """As if they were no special tokens, and only they."""
+    tokenizer, rng = get(name), random.Random(5)
+    special = sorted(tokenizer.special_token_ids)
+    kept = special[:1]
+    for _ in range(30):
+        ids = random_ids(rng, tokenizer) + [special[0], special[-1], special[0]]
+        rng.shuffle(ids)
+        left = [i for i in ids if i not in tokenizer.special_token_ids or i in kept]
+        assert stream(tokenizer, chunks(rng, ids), kept=kept) == stream(tokenizer, [left], skip_special_tokens=False)

@@ -16,7 +16,7 @@ import uvicorn
 
 from octavo.config import ServerOptions
 from octavo.server.app import create_app
-from octavo.server.limits import LimitedProtocol
+from octavo.server.limits import limited_protocol
 from octavo.server.mock import MockEngine
 
 MODEL = "mock-model"
@@ -44,8 +44,10 @@ def running_server(engine: MockEngine | None = None, *, scheduling_policy: str |
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     port = sock.getsockname()[1]
-    app = create_app(engine, ServerOptions(**options), [MODEL, "second-name"], scheduling_policy=scheduling_policy)  # type: ignore[arg-type]
-    config = uvicorn.Config(app, http=LimitedProtocol, ws="none", lifespan="off", log_config=None, access_log=False, loop="uvloop")
+    settings = ServerOptions(**options)  # type: ignore[arg-type]
+    app = create_app(engine, settings, [MODEL, "second-name"], scheduling_policy=scheduling_policy)
+    protocol = limited_protocol(settings.client_write_timeout)
+    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False, loop="uvloop")
     config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: server.run(sockets=[sock]), daemon=True)

@@ -17,9 +17,10 @@ from octavo.server import compatibility
 from octavo.server.fields import OPENAI, RANGES, SUPPORTED, fields_of
 from octavo.server.openapi import OPERATIONS, served, undocumented
 from octavo.server.schemas import ACCEPTED, REFUSED, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from octavo.server.schemas_pooling import EmbeddingsRequest, RerankRequest, ScoreRequest
 
 MODEL = "mock-model"
-REQUESTS = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+REQUESTS = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, EmbeddingsRequest, RerankRequest, ScoreRequest)
 HELLO = [{"role": "user", "content": "hello"}]
 ROOT = Path(__file__).parents[2]
 

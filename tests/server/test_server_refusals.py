@@ -39,8 +39,20 @@ def _still_well(http, server):
 
 
 CHAT_REFUSALS = [
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "not supported yet"),
-    ({"tool_choice": "required"}, "tool_choice", "not supported yet"),
+    ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name", "letters"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools[1].function.name", "twice"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "functions only"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]}, "tools[0].function.x", "Unknown field"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "always"}, "tool_choice", "required"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "function"}}, "tool_choice", "name"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice",
+        "not among the tools",
+    ),
+    ({"tool_choice": "required"}, "tool_choice", "no tools"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget", "--reasoning-parser"),
     ({"functions": [{"name": "f"}]}, "functions", "not supported"),
     ({"response_format": "json"}, "response_format", "must be an object"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "one of text, json_object, json_schema, structural_tag"),
@@ -234,13 +246,13 @@ def test_routes_and_methods(http):
     refused(http.get(CHAT), 405, "POST")
     refused(http.post("/chat/completions", json={}), 404, "did you mean /v1/chat/completions?")
     refused(http.get("/v1/v1/models"), 404, "did you mean /v1/models?")
-    refused(http.post("/v1/embeddings", json={}), 404, "see /v1/models, /v1/chat/completions")
+    refused(http.post("/v1/images/generations", json={}), 404, "see /v1/models, /v1/chat/completions")
     refused(http.delete("/v1/models"), 405, "GET")
     assert http.head("/health").status_code == 200
 
 
-def test_the_address_in_a_browser(http, server):
-    answer = http.get("/", headers={"Accept": "text/html"})
+def test_the_address_without_a_browser(http, server):
+    answer = http.get("/")
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain")
     paths = {route.path for route in server.app.routes}
     named = set(re.findall(r"/[a-z1/]+", answer.text)) - {"/v1"}

@@ -103,7 +103,9 @@ def assemble(events: Iterable[Event]) -> Message:
 def merged(events: list[Event]) -> list[Event]:
     """``events`` with neighbours of one kind joined, in linear time."""
     if len(events) < 2:
-        return [event for event in events if isinstance(event, (ToolCallStart, ToolCallEnd)) or event.text]
+        if events and not isinstance(events[0], (ToolCallStart, ToolCallEnd)) and not events[0].text:
+            return []
+        return events
     result: list[Event] = []
     run: list[str] = []
     last: Content | Reasoning | ToolCallArguments | None = None

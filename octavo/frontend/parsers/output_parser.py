@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.frontend.parsers.base import ToolParser
-from octavo.frontend.parsers.events import Content, Event, ToolCallArguments, ToolCallEnd, ToolCallStart
+from octavo.frontend.parsers.events import Content, Event, ToolCallArguments, ToolCallEnd, ToolCallStart, merged
 from octavo.frontend.parsers.harmony import HarmonyParser
 from octavo.frontend.parsers.reasoning import ReasoningParser
 
@@ -31,7 +31,7 @@ class WholeCalls:
             self._held.append(event)
             if isinstance(event, ToolCallEnd):
                 if event.status != "broken":
-                    out.extend(_with_index(held, self._index) for held in self._held)
+                    out.extend(_with_index(held, self._index) for held in merged(self._held))
                     self._index += 1
                 self._held, self._holding = [], False
         return out
@@ -73,7 +73,10 @@ class OutputParser:
     def push(self, text: str) -> list[Event]:
         """Take new text; the events that are now certain. Neighbours of one kind are one event."""
         if self._reasoning is None:
-            return self._call_events([Content(text)] if text else [])
+            if self._tool_calls is None:
+                return [Content(text)] if text else []
+            events = self._tool_calls.push(text)
+            return self._whole_calls.push(events) if self._whole_calls is not None else events
         return self._call_events(self._reasoning.push(text))
 
     def finish(self, finish_reason: str | None = "stop") -> list[Event]:

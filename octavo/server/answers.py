@@ -1,0 +1,200 @@
+"""Reading a chat answer: its text in, content, reasoning and tool calls out; for one answer, streamed or not.
+
+``AnswerPlan`` is made once a request and says how; ``AnswerReader`` reads one choice. Chat, responses and messages all read
+answers here, so they say the same of the same text.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from octavo.frontend.outputs import CompletionOutput
+from octavo.frontend.parsers import (
+    Content,
+    Event,
+    Message,
+    OutputParser,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    assemble,
+    make_forced_parser,
+    make_parser,
+)
+from octavo.frontend.parsers.reasoning import Beginning
+from octavo.frontend.parsers.registry import markers_of
+from octavo.server.forced_tools import ForcedCall
+from octavo.server.model_parsers import ModelParsers
+from octavo.server.tools import NO_TOOLS, ToolUse
+
+if TYPE_CHECKING:
+    from octavo.server.generation import Job
+
+_LETTERS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True)
+class AnswerPlan:
+    """How the answers of one request are read. ``prompt``: the rendered prompt's text, for how they begin."""
+
+    parsers: ModelParsers = field(default_factory=ModelParsers)
+    tools: ToolUse = NO_TOOLS
+    forced: ForcedCall | None = None
+    include_reasoning: bool = True
+    whole_calls: bool = False
+    prompt: str | None = None
+    beginning: Beginning | None = None  # of the answer; None: as the prompt's end says
+
+    @property
+    def reads(self) -> bool:
+        """Whether there is anything to read but text."""
+        return bool(self.parsers.reasoning or self.tools.callable)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Special tokens that must stay in the text for the parsers to see them."""
+        forced_or_none = self.forced is not None or not self.tools.callable
+        return markers_of(None if forced_or_none else self.parsers.tool_calls, self.parsers.reasoning)
+
+    def parser(self) -> OutputParser | None:
+        """A fresh parser for one choice; None if all of the text is content."""
+        if not self.reads:
+            return None
+        if self.forced is not None:
+            return make_forced_parser(
+                self.forced.name, self.parsers.reasoning, tools=self.tools.callable, prompt=self.prompt, beginning=self.beginning
+            )
+        return make_parser(
+            self.parsers.tool_calls,
+            self.parsers.reasoning,
+            tools=self.tools.callable,
+            prompt=self.prompt,
+            beginning=self.beginning,
+            whole_calls=self.whole_calls,
+        )
+
+
+PLAIN = AnswerPlan()
+
+
+def new_call_id(parser: str | None) -> str:
+    """Ids as the model's template wants them: Mistral's are nine letters and digits, others may be anything."""
+    if parser == "mistral":
+        return "".join(secrets.choice(_LETTERS) for _ in range(9))
+    return "call_" + secrets.token_hex(12)
+
+
+_PLAIN_EVENTS = (Content, ToolCallArguments)  # those that need no look
+
+
+class AnswerReader:
+    """Reads one choice. ``finish_reason`` is set once the answer has ended: the engine's, or "tool_calls"."""
+
+    def __init__(self, plan: AnswerPlan) -> None:
+        self.plan = plan
+        self.finish_reason: str | None = None
+        self.called = False  # at least one call is complete
+        self.reasoning_tokens = 0
+        self._parser = plan.parser()
+
+    def read(self, output: CompletionOutput) -> list[Event]:
+        """What a further output of the choice holds. Sets its finish reason to "stop" where the answer ends before the engine does."""
+        if self.finish_reason is not None:
+            return []
+        if self._parser is None:
+            self.finish_reason = output.finish_reason
+            return [Content(output.text)] if output.text else []
+        thinks = self._parser.in_reasoning
+        events = self._parser.push(output.text) if output.text else []
+        if thinks and self._parser.in_reasoning:  # the tags are no part of it
+            self.reasoning_tokens += len(output.token_ids)
+        if output.finish_reason is not None:
+            events = events + self._parser.finish(output.finish_reason)
+        if len(events) != 1 or type(events[0]) not in _PLAIN_EVENTS:
+            events = self._checked(events)
+        if self.called and not self.plan.tools.parallel:
+            output.finish_reason = output.finish_reason or "stop"
+            self.finish_reason = "tool_calls"
+        elif output.finish_reason is not None:
+            self.finish_reason = "tool_calls" if self.called and output.finish_reason == "stop" else output.finish_reason
+        return events
+
+    def _checked(self, events: list[Event]) -> list[Event]:
+        """Without reasoning that was not asked for and what follows the only call that may be made; calls have ids."""
+        out: list[Event] = []
+        for event in events:
+            if isinstance(event, ToolCallStart):
+                event.id = event.id or new_call_id(self.plan.parsers.tool_calls)
+            elif isinstance(event, Reasoning) and not self.plan.include_reasoning:
+                continue
+            out.append(event)
+            if isinstance(event, ToolCallEnd) and event.status == "complete":
+                self.called = True
+                if not self.plan.tools.parallel:
+                    break
+        return out
+
+
+@dataclass(slots=True)
+class Step:
+    """What one output added to one choice."""
+
+    output: CompletionOutput
+    events: list[Event]
+    finish_reason: str | None
+
+
+async def read_steps(job: Job) -> AsyncIterator[list[Step]]:
+    """Run the job and read its outputs as they come; ends early when no choice can say any more."""
+    readers = [AnswerReader(job.plan) for _ in range(job.num_choices)]
+    async with aclosing(job.outputs()) as outputs:  # type: ignore[type-var]
+        async for output in outputs:
+            output.outputs = [choice for choice in output.outputs if readers[choice.index].finish_reason is None]
+            steps = []
+            for choice in output.outputs:
+                reader = readers[choice.index]
+                events = reader.read(choice)
+                steps.append(Step(choice, events, reader.finish_reason))
+            job.reasoning_tokens = sum(reader.reasoning_tokens for reader in readers)
+            run = job.runs[output.request_id]
+            run.observe(output)
+            if output.prompt_logprobs is not None:
+                job.prompt_logprobs[0] = output.prompt_logprobs
+            yield steps
+            if all(reader.finish_reason is not None for reader in readers):
+                break
+
+
+@dataclass(slots=True)
+class Answer:
+    """One whole choice, read."""
+
+    message: Message
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: list[int]
+    logprobs: list[Any]
+
+
+async def read_answers(job: Job) -> list[Answer]:
+    """Run the job to its end."""
+    events: list[list[Event]] = [[] for _ in range(job.num_choices)]
+    answers = [Answer(Message(None), None, None, [], []) for _ in range(job.num_choices)]
+    async with aclosing(read_steps(job)) as all_steps:  # type: ignore[type-var]
+        async for steps in all_steps:
+            for step in steps:
+                answer, output = answers[step.output.index], step.output
+                events[output.index] += step.events
+                answer.token_ids += output.token_ids
+                answer.logprobs += output.logprobs or ()
+                if step.finish_reason is not None:
+                    answer.finish_reason, answer.stop_reason = step.finish_reason, output.stop_reason
+    for answer, found in zip(answers, events):
+        answer.message = assemble(found)
+    return answers

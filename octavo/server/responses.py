@@ -1,0 +1,134 @@
+"""POST /v1/responses: OpenAI's newer API over the same chat, stateless."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.types import Scope
+
+from octavo.errors import RequestError
+from octavo.server.answers import Step, read_steps
+from octavo.server.chat_plan import chat_job
+from octavo.server.errors import describe
+from octavo.server.generation import EventStream, GenerationEndpoint, Job
+from octavo.server.limits import decode
+from octavo.server.logprobs import chat_logprobs
+from octavo.server.responses_input import ResponsesRequest, chat_request, renamed, responses_decoder
+from octavo.server.responses_output import OutputItems, TypedEvent, frame, usage_json
+
+
+class ResponsesEndpoint(GenerationEndpoint):
+    id_prefix = "resp_"
+
+    async def job(self, body: bytes, scope: Scope, start: float) -> Job:
+        sent = decode(responses_decoder, body)
+        try:
+            request = chat_request(sent)
+            job = await chat_job(request, self.context, self.response_id(request, scope), start)
+        except RequestError as error:
+            raise renamed(error) from None
+        job.source = sent
+        return job
+
+    async def answer(self, job: Job) -> bytes:
+        response = _Response(job, keep_broken=False)
+        async with aclosing(read_steps(job)) as all_steps:  # type: ignore[type-var]
+            async for steps in all_steps:
+                for _ in response.steps(steps):
+                    pass
+        for _ in response.end():
+            pass
+        return msgspec.json.encode(response.body())
+
+    async def stream(self, job: Job, events: EventStream) -> None:
+        response = _Response(job, keep_broken=True)
+        events.last_words = response.failed
+        begun = {"response": response.body("in_progress")}
+        await events.write(response.frames([("response.created", begun), ("response.in_progress", begun)]))
+        async with aclosing(read_steps(job)) as all_steps:  # type: ignore[type-var]
+            async for steps in all_steps:
+                if frames := response.frames(response.steps(steps)):
+                    await events.write(frames)
+        frames = response.frames(response.end())
+        kind = f"response.{response.status}"
+        await events.write(frames + response.frames([(kind, {"response": response.body()})]), more=False)
+
+
+class _Response:
+    """One response on its way: its items, status and sequence numbers."""
+
+    def __init__(self, job: Job, *, keep_broken: bool) -> None:
+        self.job = job
+        self.sent: ResponsesRequest = job.source
+        self.items = OutputItems(job.response_id, keep_broken=keep_broken)
+        self.status = "completed"
+        self.number = 0
+        self.error: dict[str, Any] | None = None
+        self.top_k = job.request.top_logprobs or 0 if job.params.logprobs is not None else None  # type: ignore[attr-defined]
+
+    def steps(self, steps: list[Step]) -> Iterator[TypedEvent]:
+        for step in steps:
+            entries = []
+            if self.top_k is not None:
+                entries = chat_logprobs(self.job.texts, step.output.token_ids, step.output.logprobs, self.top_k)
+            yield from self.items.add(step.events, entries)
+            if step.finish_reason == "length":
+                self.status = "incomplete"
+            elif step.finish_reason not in (None, "stop", "tool_calls"):
+                self.status = "failed"
+                self.error = {"code": "server_error", "message": f"The response ended early ({step.finish_reason})."}
+
+    def end(self) -> Iterator[TypedEvent]:
+        yield from self.items.close("completed" if self.status == "completed" else "incomplete")
+
+    def frames(self, events: Iterable[TypedEvent]) -> bytes:
+        parts = []
+        for kind, fields in events:
+            parts.append(frame(kind, fields, self.number))
+            self.number += 1
+        return b"".join(parts)
+
+    def failed(self, error: BaseException) -> bytes:
+        """The last event of a stream that fails."""
+        message, status, _, code = describe(error)
+        self.status = "failed"
+        self.error = {"code": "server_error" if status >= 500 else code or "invalid_prompt", "message": message}
+        events: list[TypedEvent] = [*self.end(), ("response.failed", {"response": self.body()})]
+        return self.frames(events)
+
+    def body(self, status: str | None = None) -> dict[str, Any]:
+        """The response object; ``status`` "in_progress" at its beginning."""
+        job, sent, params = self.job, self.sent, self.job.params
+        text = msgspec.to_builtins(sent.text) if sent.text is not None else {}
+        reasoning = sent.reasoning
+        status = status or self.status
+        return {
+            "id": job.response_id,
+            "object": "response",
+            "created_at": job.created,
+            "status": status,
+            "background": False,
+            "error": self.error,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": sent.instructions,
+            "max_output_tokens": sent.max_output_tokens,
+            "model": job.model,
+            "output": [dict(item) for item in self.items.items],
+            "parallel_tool_calls": sent.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": None},
+            "store": False,
+            "temperature": params.temperature,
+            "text": {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity")},
+            "tool_choice": sent.tool_choice or "auto",
+            "tools": sent.tools or [],
+            "top_logprobs": sent.top_logprobs or 0,
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "usage": None if status == "in_progress" else usage_json(job.usage()),
+            "user": sent.user,
+            "metadata": sent.metadata or {},
+        }
