@@ -180,7 +180,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
         self._stop_write_timer()
-        if self._running is not None and not self._running.response_complete:  # uvicorn tells only the newest of pipelined requests, which has not begun
+        # uvicorn tells only the newest of pipelined requests, which has not begun.
+        if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
