@@ -82,8 +82,25 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     except RequestError:
         raise
     except ValueError as error:  # msgspec.DecodeError, and int() refusing thousands of digits
-        what = "The request body is empty" if not body.strip() else f"The request body is not valid JSON ({error})"
+        what = "The request body is empty" if not body.strip() else f"The request body is not valid JSON ({_why_no_json(error, body)})"
         raise RequestError(f"{what}; send one JSON object.", code="invalid_json") from None
+
+
+# An escape: a surrogate pair, half of one, or another.
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
+_SEARCHED = 256 * 1024  # bytes: a body that is wrong must not cost more than one that is right
+
+
+def _why_no_json(error: ValueError, body: bytes) -> str:
+    """Clients that cut a text within a character (an emoji, in JavaScript) send half of it, and want to hear that."""
+    text = str(error)
+    if "surrogate" in text or "truncated" in text:
+        half = next((found for found in _ESCAPE.finditer(body, 0, _SEARCHED) if found[1]), None)
+        if half is not None:
+            return f"{half[0].decode(errors='replace')} at byte {half.start()} is half of a character: the text was cut in the middle of it"
+    if body.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
+        return "it begins with a byte order mark; send UTF-8 without one"
+    return text
 
 
 def _explain(error: msgspec.ValidationError, schema: Any) -> RequestError:

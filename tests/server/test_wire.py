@@ -6,6 +6,7 @@ import json
 import socket
 import time
 
+import httpx
 import pytest
 
 from octavo.server.mock import MockEngine
@@ -82,3 +83,28 @@ def test_broken_chunks_are_answered(server: Running, framing: bytes):
         received = exchange(server.port, *parts)
         assert received.startswith(b"HTTP/1.1 400 ") and json.loads(received.split(b"\r\n\r\n")[1])["error"]["message"]
     server.wait_idle()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "half"),
+    [
+        (r"cut \ud83d", r"\ud83d"),
+        (r"\ud83c\udf89 then \uDC00", r"\uDC00"),
+        (r"\\ud83d is no escape, \ud83d is", r"\ud83d"),
+        (r"\udc00\ud800", r"\udc00"),
+        (r"\ud83d\ud83c\udf89", r"\ud83d"),
+    ],
+)
+def test_half_a_character_is_named(server: Running, prompt: str, half: str):
+    """JavaScript's slice() cuts emojis in two, and its JSON.stringify() sends the half as an escape."""
+    body = f'{{"prompt": "{prompt}"}}'.encode()
+    answer = httpx.post(server.url + PATH, content=body)
+    assert answer.status_code == 400
+    where = (body.rindex if prompt.startswith("\\\\") else body.index)(half.encode())
+    assert f"{half} at byte {where} is half" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_byte_order_marks_are_named(server: Running, encoding: str):
+    answer = httpx.post(server.url + PATH, content='{"prompt": "x"}'.encode(encoding))
+    assert answer.status_code == 400 and "byte order mark" in answer.json()["error"]["message"]
