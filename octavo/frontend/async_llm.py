@@ -149,9 +149,11 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         prompt: str | None = None,
+        arrival_time: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Yield deltas until every one of the request's sequences has finished; closing the iterator aborts it.
 
+        ``arrival_time``: ``time.time()`` of what it is a part of, whose place in the queue it takes. None: now.
         Raises RequestError before the first yield for a request that can't be served, EngineDeadError if the engine dies.
         """
         self._raise_if_dead()
@@ -171,7 +173,7 @@ class AsyncLLM:
                 encode_bad_word=self.tokenizer.encode_bad_word if self.tokenizer else None,
                 grammar=grammar,
             ),
-            arrival_time=time.time(),
+            arrival_time=time.time() if arrival_time is None else arrival_time,
             priority=priority,
             cache_salt=cache_salt,
         )

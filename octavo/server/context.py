@@ -53,6 +53,7 @@ class ServerEngine(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         prompt: str | None = None,
+        arrival_time: float | None = None,
     ) -> AsyncIterator[RequestOutput]: ...
 
     async def embed(self, prompts: list[list[int]], params: PoolingParams, *, request_id: str, priority: int = 0) -> list[bytes]: ...

@@ -300,6 +300,7 @@ class MockEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         prompt: str | None = None,
+        arrival_time: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         if self.dead:
             raise EngineDeadError("it stopped")
