@@ -72,6 +72,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     # refused by name
     mcp_servers: Any = None
     context_management: Any = None
+    speed: str | None = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
@@ -88,7 +89,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     diagnostics: Any = None
     # refused by name
     container: Any = None
-    speed: str | None = None
     # EXTRAS
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -113,7 +113,7 @@ def chat_request(request: CountTokensRequest, context: ServerContext) -> ChatReq
     for name, hint in REFUSED.items():
         if getattr(request, name, None):
             raise RequestError(f"{name} {hint}", param=name, code="unsupported_field")
-    if getattr(request, "speed", None) not in (None, "standard"):
+    if request.speed not in (None, "standard"):
         raise RequestError('speed is not supported, other than "standard".', param="speed")
     messages = _messages(request)
     chat = ChatRequest(

@@ -97,6 +97,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     max_tool_calls: int | None = None
     context_management: Any = None
     moderation: Any = None
+    background_options: Any = None
+    image: Any = None
+    access_programs: Any = None
     # EXTRAS
     top_k: int | None = None
     min_p: float | None = None
@@ -126,6 +129,9 @@ REFUSED = {
     "max_tool_calls": "is not supported: this server runs no tools itself.",
     "context_management": "is not supported: shorten the input yourself.",
     "moderation": "is not supported: this server does not moderate.",
+    "background_options": "is not supported: this server stores no responses; stream instead.",
+    "image": "is not supported: this model answers in text.",
+    "access_programs": "is not supported: there are none here.",
 }
 # The chat request's fields as this route names them, for error messages.
 _NAMES = {
@@ -166,6 +172,7 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
         model=request.model,
         messages=_messages(request),
         stream=request.stream,
+        stream_options=request.stream_options,
         tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())] or None,
         tool_choice=_tool_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
