@@ -95,7 +95,8 @@ SUPPORTED: dict[str, str] = {
     "CompletionRequest.logprobs": "The k likeliest tokens of each position, up to --max-logprobs (OpenAI: 5).",
     "best_of": "Generate so many, give back the n with the best mean log-probability; not in a stream.",
     "messages": "Roles system, developer, user, assistant and tool, with names and tool calls; content as text or as text parts. "
-    "Other parts (images, audio, files) are refused by name.",
+    "Other parts (images, audio, files) are refused by name. What clients add to answers (parsed, parsed_arguments, "
+    "provider_specific_fields) may come back, and has no effect.",
     "max_completion_tokens": "The newer name of max_tokens.",
     "ChatRequest.logprobs": "true: each token's log-probability, with its bytes.",
     "top_logprobs": "So many alternatives a token, up to --max-logprobs; needs logprobs.",

@@ -268,7 +268,7 @@ def _block_text(block: Any, where: str) -> str:
     if kind != "text":
         shown = repr(kind) if isinstance(kind, str) else "without a type"
         raise RequestError(f"{where}: a block {shown[:80]} is not supported here; this model takes text only.", param=f"{where}.type")
-    _known(block, ("type", "text", "cache_control", "citations"), where)
+    _known(block, ("type", "text", "cache_control", "citations", "parsed_output"), where)
     if block.get("citations"):
         raise RequestError(f"{where}.citations is not supported.", param=f"{where}.citations")
     return _string(block, "text", where)

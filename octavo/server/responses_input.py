@@ -291,7 +291,7 @@ class _Items:
         return message
 
     def _call(self, item: dict[str, Any], where: str) -> None:
-        _known(item, ("type", "id", "call_id", "name", "arguments", "status", "namespace", "caller"), where)
+        _known(item, ("type", "id", "call_id", "name", "arguments", "status", "namespace", "caller", "parsed_arguments"), where)
         call_id, name, arguments = (_string(item, key, where) for key in ("call_id", "name", "arguments"))
         self.names[call_id] = name
         message = self.calling or self._assistant(None)

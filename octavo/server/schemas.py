@@ -152,8 +152,12 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
 
 
 class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields behind ``arguments`` are clients' own: they put them into answers, and send them back without being asked."""
+
     name: str
     arguments: str | dict[str, Any]
+    parsed_arguments: Any = None  # OpenAI's client for Node
+    provider_specific_fields: Any = None  # LiteLLM
 
 
 class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -163,6 +167,7 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: str = "function"
     function: FunctionCall
     index: int | None = None
+    provider_specific_fields: Any = None
 
 
 Content = str | list[str | dict[str, Any]]
@@ -184,7 +189,8 @@ class UserMessage(msgspec.Struct, tag_field="role", tag="user", kw_only=True, fo
 
 
 class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", kw_only=True, forbid_unknown_fields=True):
-    """An earlier answer, as clients dump it: with nulls for what it did not have."""
+    """An earlier answer, as clients dump it: with nulls for what it did not have, and with ``parsed`` and
+    ``provider_specific_fields``, which are their own and say nothing that the others don't."""
 
     content: Content | None = None
     name: str | None = None
@@ -195,6 +201,8 @@ class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", kw_onl
     annotations: Any = None
     audio: Any = None
     function_call: Any = None
+    parsed: Any = None
+    provider_specific_fields: Any = None
 
 
 class ToolMessage(msgspec.Struct, tag_field="role", tag="tool", kw_only=True, forbid_unknown_fields=True):
