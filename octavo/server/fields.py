@@ -168,7 +168,8 @@ for _name in ("messages", "tools", "tool_choice"):
 
 # Fields of other APIs than chat's that have no effect, and why. What is of the same name elsewhere says nothing here.
 ACCEPTED_OF: dict[str, dict[str, str]] = {
-    "ResponsesRequest": {name: why for name, why in ACCEPTED.items() if name != "metadata"},
+    "ResponsesRequest": {name: why for name, why in ACCEPTED.items() if name != "metadata"}
+    | {"user": "names the end user, for OpenAI's abuse monitoring; given back in the response"},
     "CountTokensRequest": {
         "cache_control": "marks what Anthropic's cache keeps; the prefix cache here needs no marks",
     },

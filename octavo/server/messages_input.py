@@ -106,6 +106,14 @@ REFUSED = {
     "context_management": "is not supported: shorten the messages yourself.",
     "container": "is not supported: this server runs no code.",
 }
+# The chat request's fields as this route names them, for error messages.
+NAMES = {
+    "stop": "stop_sequences",
+    "response_format.json_schema": "output_config.format",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
 
 
 def chat_request(request: CountTokensRequest, context: ServerContext) -> ChatRequest:

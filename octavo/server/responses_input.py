@@ -134,24 +134,16 @@ REFUSED = {
     "access_programs": "is not supported: there are none here.",
 }
 # The chat request's fields as this route names them, for error messages.
-_NAMES = {
+NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
     "logprobs": "top_logprobs",
     "verbosity": "text.verbosity",
 }
-
-
-def renamed(error: RequestError) -> RequestError:
-    """``error`` with the field's name on this route."""
-    head, dot, rest = (error.param or "").partition(".")
-    name, bracket, index = head.partition("[")
-    if name in _NAMES:
-        error.param = _NAMES[name] + bracket + index + dot + rest
-    return error
 
 
 def chat_request(request: ResponsesRequest) -> ChatRequest:

@@ -135,6 +135,9 @@ def errors(t: Target) -> None:
     assert "temperature" in str(error) and error.request_id
     error = refused(anthropic.BadRequestError, lambda: create(model=t.model, max_tokens=-1, messages=ASK))
     assert "max_tokens" in str(error)
+    config: Any = {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}
+    error = refused(anthropic.BadRequestError, lambda: create(model=t.model, max_tokens=9, messages=ASK, stream=True, output_config=config))
+    assert "output_config.format.schema" in str(error)
     image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
     assert "messages[0].content[0]" in str(
         refused(anthropic.BadRequestError, lambda: create(model=t.model, max_tokens=1, messages=[{"role": "user", "content": [image]}]))

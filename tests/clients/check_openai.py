@@ -304,6 +304,9 @@ def errors(t: Target) -> None:
     assert error.request_id
     error = refused(openai.BadRequestError, lambda: c.responses.create(model=t.model, input="x", previous_response_id="resp_1"))
     same(error.param, "previous_response_id")
+    text: Any = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nothing"}}}
+    error = refused(openai.BadRequestError, lambda: c.responses.create(model=t.model, input="x", text=text, stream=True))
+    assert error.param.startswith("text.format.schema"), error
     error = refused(openai.BadRequestError, lambda: c.completions.create(model=t.model, prompt="x", suffix="y"))
     same(error.param, "suffix")
     image: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}]}]
