@@ -170,7 +170,7 @@ class UtilityReply(msgspec.Struct, kw_only=True, array_like=True, tag="reply"):
 
 
 class EngineReady(msgspec.Struct, kw_only=True, array_like=True, tag="ready"):
-    """Sent once when the engine can serve. ``num_blocks`` counts usable KV blocks."""
+    """Sent once when the engine can serve. ``num_blocks`` counts usable KV blocks; ``max_num_seqs`` is the resolved one."""
 
     num_blocks: int
     block_size: int
@@ -178,6 +178,7 @@ class EngineReady(msgspec.Struct, kw_only=True, array_like=True, tag="ready"):
     dtype: str
     device: str
     timings: dict[str, float] = {}
+    max_num_seqs: int = 256
 
 
 class EngineFailed(msgspec.Struct, kw_only=True, array_like=True, tag="failed"):

@@ -117,7 +117,7 @@ def triton_decode(config: DecodeConfig | None = None) -> Runner:
             multiprocessors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
             shared["plan"] = plan = make_decode_plan(
                 seqs, multiprocessors * chosen.programs_per_sm, DEVICE, block_n=chosen.block_n, min_chunk=chosen.min_chunk,
-                max_chunks=max_chunks(case.kv_heads, multiprocessors),
+                max_chunks=max_chunks(case.heads, case.kv_heads, case.dim, multiprocessors),
             )  # fmt: skip
             shared["workspace"] = make_decode_workspace(plan, case.heads, case.kv_heads, case.dim)
         if "plan" not in step.tasks:  # every copy has the same lengths, so they share the buffer

@@ -162,7 +162,7 @@ class TritonAttention:
         key = (*shape, layer.sliding_window, config.block_n, config.min_chunk)
         if key not in self._plans:
             _refuse_capture("make_workspace with this layer")
-            chunks = max_chunks(layer.num_kv_heads, multiprocessors)
+            chunks = max_chunks(*heads, multiprocessors)
             self._plans[key] = plan = make_decode_plan(
                 self._max_seqs, programs, device, block_n=config.block_n, min_chunk=config.min_chunk, max_chunks=chunks
             )

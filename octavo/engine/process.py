@@ -234,6 +234,7 @@ def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
         dtype=str(executor.dtype).removeprefix("torch."),
         device=str(executor.device),
         timings=timings,
+        max_num_seqs=executor.config.rows,
     )
     return engine, executor, ready
 

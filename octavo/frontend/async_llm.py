@@ -120,7 +120,7 @@ class AsyncLLM:
 
     @property
     def max_num_seqs(self) -> int:
-        return self.config.max_num_seqs
+        return self.ready.max_num_seqs
 
     def is_healthy(self) -> bool:
         """Whether the engine lives and answers: its process runs and was heard of lately."""
@@ -137,7 +137,7 @@ class AsyncLLM:
             params,
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
-            max_num_seqs=self.config.max_num_seqs,
+            max_num_seqs=self.ready.max_num_seqs,
         )
 
     async def generate(
@@ -210,7 +210,7 @@ class AsyncLLM:
         Raises RequestError when the engine refuses a prompt, EngineDeadError if it dies; nothing of the call goes on then.
         """
         self._raise_if_dead()
-        ids = [f"{request_id}-{i}" for i in range(len(prompts))]
+        ids = [f"{self.process.prefix}{request_id}-{i}" for i in range(len(prompts))]
         if any(i in self._streams for i in ids):
             raise RequestError(f"A request with the id {request_id!r} is running already.", param="request_id")
         outputs = PooledOutputs({name: i for i, name in enumerate(ids)})

@@ -19,6 +19,7 @@ from octavo.kernels.decode_config import DecodeConfig, decode_config
 from octavo.kernels.triton.launch import launch, prefetch_lines
 
 LOG2_E = 1.4426950408889634
+WORKSPACE_BYTES = 64 << 20  # about, for partial results
 
 
 def attention_reference(
@@ -48,9 +49,15 @@ def attention_reference(
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, float("-inf")).softmax(-1), v)
 
 
-def max_chunks(num_kv_heads: int, multiprocessors: int) -> int:
-    """Chunks of the longest sequences: enough for a sequence alone to occupy the device, no more than its partial results pay for."""
-    return min(128, max(8, 1 << (max(1, 2 * multiprocessors // num_kv_heads).bit_length() - 1)))
+def max_chunks(num_heads: int, num_kv_heads: int, head_dim: int, multiprocessors: int) -> int:
+    """Chunks of the longest sequences: a power of two, enough for one sequence to occupy the device, if the workspace stays small.
+
+    Results depend on it, so it must not depend on the batch.
+    """
+    enough = max(1, 2 * multiprocessors // num_kv_heads)
+    slot = num_heads // num_kv_heads * (head_dim + 2) * 4
+    affordable = max(8, WORKSPACE_BYTES // (3 * multiprocessors * slot))
+    return 1 << (min(128, max(8, enough), affordable).bit_length() - 1)
 
 
 @dataclass(slots=True)
@@ -113,20 +120,13 @@ def _tile_at(kv, ids, pos, head, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_
 
 
 @triton.jit
-def _per_head(x, SWAPPED: tl.constexpr):
-    """[heads] beside an accumulator: [heads, 1], or [1, heads] where it is [dim, heads]."""
-    return x[None, :] if SWAPPED else x[:, None]
-
-
-@triton.jit
-def _fold(top, sums, out, m, total, acc, factor, SWAPPED: tl.constexpr):
+def _fold(top, sums, out, m, total, acc, factor):
     """(top, sums, out) with a chunk's (m, total, acc) added. Rounded alike wherever it is called."""
     highest = tl.maximum(top, m)
     old = tl.exp2((top - highest) * factor)
     new = tl.exp2((m - highest) * factor)
     sums = tl.fma(sums, old, total * new)
-    scaled = acc * _per_head(new, SWAPPED)
-    return highest, sums, tl.fma(out, tl.broadcast_to(_per_head(old, SWAPPED), out.shape), scaled)
+    return highest, sums, tl.fma(out, tl.broadcast_to(old[:, None], out.shape), acc * new[:, None])
 
 
 @triton.jit
@@ -144,7 +144,7 @@ def _decode_kernel(
     scale, factor, soft_cap, v_scale, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_DOT: tl.constexpr, GROUP_PAD: tl.constexpr,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, ALIGN: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, MAX_CHUNKS: tl.constexpr, SWAPPED: tl.constexpr, PREFETCH: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, MAX_CHUNKS: tl.constexpr, PREFETCH: tl.constexpr,
     FIELDS: tl.constexpr, LOG2_E: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
@@ -174,12 +174,8 @@ def _decode_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
 
-    if SWAPPED:
-        acc = tl.zeros([DIM_PAD, GROUP_DOT], tl.float32)
-        total = tl.zeros([BLOCK_N, GROUP_DOT], tl.float32)  # summed up at the end of a chunk
-    else:
-        acc = tl.zeros([GROUP_DOT, DIM_PAD], tl.float32)
-        total = tl.zeros([GROUP_DOT, BLOCK_N], tl.float32)
+    acc = tl.zeros([GROUP_DOT, DIM_PAD], tl.float32)
+    total = tl.zeros([GROUP_DOT, BLOCK_N], tl.float32)  # summed up at the end of a chunk
     m = tl.full([GROUP_DOT], -1e30, tl.float32)  # finite, so that a tile without a visible token changes nothing
     sums = tl.zeros([GROUP_DOT], tl.float32)
     top, folded = m, acc
@@ -213,37 +209,30 @@ def _decode_kernel(
         shown = n < end - pos
         if WINDOWED:
             shown &= n >= end - window - pos
-        if SWAPPED:
-            s = tl.dot(k, tl.trans(q_tile), input_precision=PRECISION)
-        else:
-            s = tl.dot(q_tile, tl.trans(k), input_precision=PRECISION)
+        s = tl.dot(q_tile, tl.trans(k), input_precision=PRECISION)
         if CAPPED:
             s = soft_capped(s * scale, soft_cap, LOG2_E)
-        s = tl.where(shown[:, None] if SWAPPED else shown[None, :], s, float("-inf"))
-        m_new = tl.maximum(m, tl.max(s, axis=0 if SWAPPED else 1))
-        p = tl.exp2(s * factor - _per_head(m_new * factor, SWAPPED))
-        shrink = _per_head(tl.exp2((m - m_new) * factor), SWAPPED)
+        s = tl.where(shown[None, :], s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, axis=1))
+        p = tl.exp2(s * factor - (m_new * factor)[:, None])
+        shrink = tl.exp2((m - m_new) * factor)[:, None]
         total = total * shrink + p
-        acc = acc * shrink
-        if SWAPPED:
-            acc = tl.dot(tl.trans(v), p.to(compute), acc, input_precision=PRECISION)
-        else:
-            acc = tl.dot(p.to(compute), v, acc, input_precision=PRECISION)
+        acc = tl.dot(p.to(compute), v, acc * shrink, input_precision=PRECISION)
         m = m_new
 
         if ends | (after >= boundary):
             # Zero, but the compiler can't know: else it would keep the stores' addresses in registers all through the loop.
             zero = tl.multiple_of(tl.minimum(pos, 0), 16)
-            chunk_sum = tl.sum(total, axis=0 if SWAPPED else 1)
+            chunk_sum = tl.sum(total, axis=1)
             if tail & (pair == first_pair):
                 slot = owner * MAX_CHUNKS + (pos - begin) // chunk
-                _put(acc_buffer, ml_buffer, slot, m, chunk_sum, acc, zero, GROUP, GROUP_DOT, DIM, DIM_PAD, SWAPPED)
+                _put(acc_buffer, ml_buffer, slot, m, chunk_sum, acc, zero, GROUP, GROUP_DOT, DIM, DIM_PAD)
             else:
-                top, sums, folded = _fold(top, sums, folded, m, chunk_sum, acc, factor, SWAPPED)
+                top, sums, folded = _fold(top, sums, folded, m, chunk_sum, acc, factor)
                 if ends:
-                    result = folded * _per_head(v_scale / tl.where(sums > 0, sums, 1.0), SWAPPED)  # padding has no tokens: zero
+                    result = folded * (v_scale / tl.where(sums > 0, sums, 1.0))[:, None]  # padding has no tokens: zero
                     there = out + (pair // KV_HEADS).to(tl.int64) * out_stride + pair % KV_HEADS * (GROUP * DIM) + zero
-                    place, in_group = _group_places(zero, GROUP, GROUP_DOT, DIM, DIM_PAD, SWAPPED)
+                    place, in_group = _group_places(zero, GROUP, GROUP_DOT, DIM, DIM_PAD)
                     tl.store(there + place, result.to(out.dtype.element_ty), mask=in_group)
             boundary += tl.load(seqs + pair // KV_HEADS * FIELDS + 2)
             if ends:
@@ -261,7 +250,7 @@ def _decode_kernel(
     same = pair == first_pair
     owns = (pos != last_begin) & (tiles > 0) & ((pair != first_pair) | (start == begin))
     if owns:
-        _put(acc_buffer, ml_buffer, pid * MAX_CHUNKS, top, sums, folded, 0, GROUP, GROUP_DOT, DIM, DIM_PAD, SWAPPED)
+        _put(acc_buffer, ml_buffer, pid * MAX_CHUNKS, top, sums, folded, 0, GROUP, GROUP_DOT, DIM, DIM_PAD)
     if tail & (tiles > 0):
         whole_end = tl.load(seqs + first_pair // KV_HEADS * FIELDS + 1)
         upto = tl.where(same, pos, whole_end)
@@ -290,14 +279,11 @@ def _query(q, q_stride, pair, real, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
 
 
 @triton.jit
-def _group_places(zero, GROUP: tl.constexpr, GROUP_DOT: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, SWAPPED: tl.constexpr):
+def _group_places(zero, GROUP: tl.constexpr, GROUP_DOT: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr):
     """(offsets, mask) of an accumulator's elements in a contiguous [GROUP, DIM]."""
-    d = tl.arange(0, DIM_PAD) + zero
-    g = tl.arange(0, GROUP_DOT)
-    if SWAPPED:
-        return g[None, :] * DIM + d[:, None], (g < GROUP)[None, :] & (d < DIM)[:, None]
-    else:
-        return g[:, None] * DIM + d[None, :], (g < GROUP)[:, None] & (d < DIM)[None, :]
+    d = tl.arange(0, DIM_PAD)[None, :] + zero
+    g = tl.arange(0, GROUP_DOT)[:, None]
+    return g * DIM + d, (g < GROUP) & (d < DIM)
 
 
 @triton.jit
@@ -323,11 +309,11 @@ def _prefetch(
 @triton.jit
 def _put(
     acc_buffer, ml_buffer, slot, m, total, acc, zero,
-    GROUP: tl.constexpr, GROUP_DOT: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, SWAPPED: tl.constexpr,
+    GROUP: tl.constexpr, GROUP_DOT: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
 ):  # fmt: skip
     """Leave a partial result in a slot."""
     slot = slot.to(tl.int64)
-    place, in_group = _group_places(zero, GROUP, GROUP_DOT, DIM, DIM_PAD, SWAPPED)
+    place, in_group = _group_places(zero, GROUP, GROUP_DOT, DIM, DIM_PAD)
     tl.store(acc_buffer + slot * (GROUP * DIM) + place, acc, mask=in_group)
     g = tl.arange(0, GROUP_DOT) + zero
     tl.store(ml_buffer + slot * (2 * GROUP) + g, m, mask=g < GROUP)
@@ -361,10 +347,10 @@ def _arrive(
             m1, t1, a1 = _take(acc_buffer, ml_buffer, base + i + 1, i + 1 < chunks, GROUP, GROUP_PAD, DIM, DIM_PAD)
             m2, t2, a2 = _take(acc_buffer, ml_buffer, base + i + 2, i + 2 < chunks, GROUP, GROUP_PAD, DIM, DIM_PAD)
             m3, t3, a3 = _take(acc_buffer, ml_buffer, base + i + 3, i + 3 < chunks, GROUP, GROUP_PAD, DIM, DIM_PAD)
-            top, sums, folded = _fold(top, sums, folded, m0, t0, a0, factor, False)
-            top, sums, folded = _fold(top, sums, folded, m1, t1, a1, factor, False)
-            top, sums, folded = _fold(top, sums, folded, m2, t2, a2, factor, False)
-            top, sums, folded = _fold(top, sums, folded, m3, t3, a3, factor, False)
+            top, sums, folded = _fold(top, sums, folded, m0, t0, a0, factor)
+            top, sums, folded = _fold(top, sums, folded, m1, t1, a1, factor)
+            top, sums, folded = _fold(top, sums, folded, m2, t2, a2, factor)
+            top, sums, folded = _fold(top, sums, folded, m3, t3, a3, factor)
         result = folded * (v_scale / tl.where(sums > 0, sums, 1.0))[:, None]
         there = out + (pair // KV_HEADS).to(tl.int64) * out_stride + (pair % KV_HEADS) * (GROUP * DIM)
         tl.store(there + inner, result.to(out.dtype.element_ty), mask=in_group)
@@ -430,7 +416,7 @@ def decode_attention(
         KV_HEADS=kv_heads, GROUP=group, GROUP_DOT=max(16, group_pad), GROUP_PAD=group_pad,
         DIM=dim, DIM_PAD=dim_pad, BLOCK_SIZE=block_size, BLOCK_N=config.block_n, ALIGN=ALIGN,
         WINDOWED=window is not None, CAPPED=soft_cap is not None, MAX_CHUNKS=plan.max_chunks,
-        SWAPPED=config.swapped, PREFETCH=config.prefetch if pdl else 0, FIELDS=FIELDS, LOG2_E=LOG2_E,
+        PREFETCH=config.prefetch if pdl else 0, FIELDS=FIELDS, LOG2_E=LOG2_E,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
         **config.options(), **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip

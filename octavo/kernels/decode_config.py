@@ -11,15 +11,14 @@ import torch
 
 CONFIG_FILE = Path(__file__).with_name("decode_attention_configs.json")
 BATCHES = (8, 32, 128)  # sequences: up to each of them, and more than the last, may be launched differently
-FIXED = ("block_n", "num_warps", "min_chunk", "swapped")  # fields that may not
+FIXED = ("block_n", "num_warps", "min_chunk")  # fields that may not
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How a decode runs. The last bits of a result depend on the first four, which therefore don't change with the batch.
+    """How a decode runs. The last bits of a result depend on the first three, which therefore don't change with the batch.
 
     block_n: tokens a tile, a divisor of ALIGN. min_chunk: tokens, at least, that are summed before they are folded.
-    swapped: tokens are the rows of the matrix products and heads the columns, not the other way round.
     programs_per_sm: how many shall fit one multiprocessor beside each other; registers are rationed for it.
     prefetch: tiles that are asked into L2 before the kernel before has ended; a power of two, or 0.
     min_tiles, seam: see ``plan_decode``.
@@ -28,7 +27,6 @@ class DecodeConfig:
     block_n: int = 64
     num_warps: int = 4
     min_chunk: int = 256
-    swapped: bool = False
     num_stages: int = 3
     programs_per_sm: int = 2
     prefetch: int = 2
@@ -55,17 +53,16 @@ def batch_class(batch: int) -> int:
 
 
 def heuristic(head_dim: int, group: int, dtype: torch.dtype) -> DecodeConfig:
-    padded = 1 << (head_dim - 1).bit_length()
-    wide = padded * dtype.itemsize  # bytes of a token's K
-    if dtype.itemsize == 4:
-        return DecodeConfig(block_n=32, num_stages=3 if wide <= 512 else 2)
-    if dtype.itemsize == 1:  # the conversion takes registers
-        return DecodeConfig(num_stages=3 if wide <= 128 else 2)
-    if padded < 64:
+    """For shapes that are not in the table: three programs a multiprocessor with two tiles on their way each, if there is room."""
+    wide = max(16, 1 << (head_dim - 1).bit_length()) * dtype.itemsize  # bytes of a token's K
+    if dtype.itemsize == 1:  # converted in registers, which takes many
+        return DecodeConfig(num_stages=4 if wide <= 128 else 3)
+    if wide <= 64:
         return DecodeConfig(block_n=128)
     if wide <= 256:
-        return DecodeConfig(num_stages=3 if wide > 128 else 5)
-    return DecodeConfig(num_stages=3, programs_per_sm=1)
+        fit = 2 if group > 16 else 3
+        return DecodeConfig(num_stages=3 if wide > 128 else 4, programs_per_sm=fit)
+    return DecodeConfig(block_n=32, num_stages=3 if wide <= 512 else 2)
 
 
 @cache
@@ -73,10 +70,10 @@ def load_table(path: Path = CONFIG_FILE) -> dict[tuple[int, int, str], list[Deco
     """(head_dim, group, cache type) -> one configuration per class of batch."""
     if not path.is_file():
         return {}
-    table = {}
+    table, fields = {}, DecodeConfig.__dataclass_fields__
     for entry in json.loads(path.read_text(encoding="utf-8"))["entries"]:
         fixed = {name: entry[name] for name in FIXED}
-        configs = [DecodeConfig(**fixed, **one) for one in entry["batches"]]
+        configs = [DecodeConfig(**fixed, **{name: value for name, value in one.items() if name in fields}) for one in entry["batches"]]
         if len(configs) == len(BATCHES) + 1:
             table[entry["head_dim"], entry["group"], entry["dtype"]] = configs
     return table

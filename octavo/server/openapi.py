@@ -25,7 +25,6 @@ T = TypeVar("T")
 
 _REF = "#/components/schemas/{name}"
 JSON = "application/json"
-FILES = "/web/"
 
 
 @dataclass(frozen=True)
@@ -97,10 +96,9 @@ def served(routes: Iterable[BaseRoute]) -> Iterator[Operation]:
 
 
 def undocumented(routes: Iterable[BaseRoute]) -> list[tuple[str, str]]:
-    """(method, path) of what an app serves and nobody described. The web page's own files are no part of the API."""
-    described = (route for route in routes if isinstance(route, Route) and not route.path.startswith(FILES))
-    pairs = [(method, route.path) for route in described for method in methods_of(route)]
-    return [pair for pair in pairs if pair not in OPERATIONS]
+    """(method, path) of what an app serves and nobody described; the web page's own files are no part of the API."""
+    pairs = [(method, route.path) for route in routes if isinstance(route, Route) for method in methods_of(route)]
+    return [pair for pair in pairs if pair not in OPERATIONS and not pair[1].startswith("/web/")]
 
 
 def openapi_document(

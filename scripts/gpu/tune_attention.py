@@ -5,7 +5,7 @@ winners to octavo/kernels/decode_attention_configs.json.
     python scripts/gpu/tune_attention.py [--seconds 150] [--out FILE] [--shapes 16/8x128 ...] [--table-only]
 
 What a configuration may depend on is the head shape and the number of sequences, as contexts vary while a graph stays; and the
-first four fields of DecodeConfig on the head shape alone, so that a sequence's result does not depend on its batch.
+first three fields of DecodeConfig on the head shape alone, so that a sequence's result does not depend on its batch.
 Compilation runs ahead in worker processes. A run cut short leaves what it has.
 """
 
@@ -20,7 +20,8 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from octavo.attention.bench import graph_time  # noqa: E402
 from octavo.kernels import decode_config as table_module  # noqa: E402
 from octavo.kernels.attention_plan import make_decode_plan, plan_decode  # noqa: E402
 from octavo.kernels.decode_attention import attention_reference, decode_attention, make_decode_workspace, max_chunks  # noqa: E402
-from octavo.kernels.decode_config import BATCHES, DecodeConfig, batch_class, decode_config, heuristic  # noqa: E402
+from octavo.kernels.decode_config import BATCHES, FIXED, DecodeConfig, batch_class, decode_config, heuristic  # noqa: E402
 from octavo.kernels.flash_attention_3 import available, decode_schedule, flash_attention_3  # noqa: E402
 from octavo.kernels.write_kv import write_kv  # noqa: E402
 
@@ -47,43 +48,22 @@ TUNED = (  # (batch, context, weight) that decide, the most telling first
     (256, 310, 3), (32, 310, 2), (1, 310, 1), (256, 1024, 2), (32, 1024, 2), (64, 600, 1), (8, 1024, 1), (256, "mixed", 2),
     (64, 2048, 1), (128, 600, 1), (1024, 310, 1), (1, 2048, 1), (8, 310, 1), (512, "mixed", 1),
 )  # fmt: skip
-FIXED = ("block_n", "num_warps", "min_chunk", "swapped")
 SHARED = 227 << 10  # bytes of a Hopper multiprocessor
 MULTIPROCESSORS = 132
 
 Context = int | str
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """What is compiled; the other fields of DecodeConfig are numbers at launch."""
-
-    block_n: int
-    num_warps: int
-    swapped: bool
-    num_stages: int
-    most: int  # programs beside each other that its registers allow
-
-    def config(self, programs_per_sm: int, prefetch: int = 2, min_chunk: int = 256) -> DecodeConfig:
-        return DecodeConfig(self.block_n, self.num_warps, min_chunk, self.swapped, self.num_stages, programs_per_sm, prefetch)
-
-    def shared(self, dim: int) -> int:
-        buffers = self.num_stages if self.swapped else self.num_stages - 1
-        return buffers * 2 * self.block_n * dim * 2 + 9 * 1024
-
-    def fits(self, dim: int) -> list[int]:
-        fit = min(self.most, SHARED // self.shared(dim))
-        return [f for f in (fit, fit - 1) if f >= 1]
-
-
-def kernels(dim: int) -> list[Kernel]:
-    found = [
-        Kernel(32, 4, False, 4, 3), Kernel(64, 4, False, 3, 2), Kernel(64, 8, False, 3, 1), Kernel(32, 4, False, 3, 3),
-        Kernel(64, 4, False, 4, 2), Kernel(32, 4, False, 5, 2),
-    ]  # fmt: skip
-    if dim == 64:
-        found = [Kernel(64, 4, False, 4, 3), Kernel(128, 8, False, 3, 2)]  # fmt: skip
-    return [k for k in found if k.fits(dim)]
+def first_configs(dim: int) -> list[DecodeConfig]:
+    """What is tried everywhere: tile sizes and depths, with as many programs as fit beside each other, or one fewer."""
+    found = []
+    for block_n, warps, stages in [
+        (64, 4, 3), (32, 4, 4), (64, 4, 4), (32, 2, 4), (32, 4, 3), (64, 8, 3), (64, 2, 3), (32, 2, 3), (32, 4, 5), (128, 8, 3), (32, 2, 5)
+    ]:  # fmt: skip
+        shared = (stages - 1) * 2 * block_n * dim * 2 + (8 << 10)
+        fit = min(SHARED // (shared + 1024), 16 // warps if warps > 2 else 5)
+        found += [DecodeConfig(block_n, warps, 256, stages, f) for f in (fit, fit - 1) if 1 <= f <= 5]
+    return found
 
 
 def lengths_of(batch: int, context: Context) -> list[int]:
@@ -101,20 +81,20 @@ class Pool:
         for part in self.memory.split(1 << 28):
             part.normal_()
 
-    def cache(self, kv_heads: int, dim: int) -> torch.Tensor:
-        size = 2 * kv_heads * BLOCK_SIZE * dim
-        return self.memory[: len(self.memory) // size * size].view(-1, 2, kv_heads, BLOCK_SIZE, dim)
+    def cache(self, kv_heads: int, dim: int, block_size: int) -> torch.Tensor:
+        size = 2 * kv_heads * block_size * dim
+        return self.memory[: len(self.memory) // size * size].view(-1, 2, kv_heads, block_size, dim)
 
 
 class Case:
     """``layers`` copies of one step: batch sequences, each copy in blocks of its own."""
 
-    def __init__(self, pool: Pool, shape: tuple[int, int, int], batch: int, context: Context) -> None:
+    def __init__(self, pool: Pool, shape: tuple[int, int, int], batch: int, context: Context, block_size: int = BLOCK_SIZE) -> None:
         self.heads, self.kv_heads, self.dim = shape
-        self.cache = pool.cache(self.kv_heads, self.dim)
+        self.cache = pool.cache(self.kv_heads, self.dim, block_size)
         self.lengths = lengths_of(batch, context)
         self.bytes = sum(self.lengths) * self.kv_heads * self.dim * 4
-        needed = [-(-n // BLOCK_SIZE) for n in self.lengths]
+        needed = [-(-n // block_size) for n in self.lengths]
         room = self.cache.shape[0] // sum(needed)
         if room < 1:
             raise ValueError("too large for the pool")
@@ -127,9 +107,9 @@ class Case:
         for _ in range(self.layers):
             spread = (at + starts[:, None] + column[None, :]).clamp(max=len(order) - 1)
             table = order[spread].contiguous()
-            last = table[torch.arange(batch, device=DEVICE), (lengths - 1) // BLOCK_SIZE].long()
+            last = table[torch.arange(batch, device=DEVICE), (lengths - 1) // block_size].long()
             self.tables.append(table)
-            self.slots.append(last * BLOCK_SIZE + (lengths - 1) % BLOCK_SIZE)
+            self.slots.append(last * block_size + (lengths - 1) % block_size)
             at += sum(needed)
         self.seq_lens = lengths.int()
         self.positions = lengths - 1
@@ -144,13 +124,13 @@ class Case:
             pdl=True,
         )  # fmt: skip
 
-    def ours(self, config: DecodeConfig, planned: bool = True) -> Callable[[int], None]:
+    def ours(self, config: DecodeConfig) -> Callable[[int], None]:
         plan = make_decode_plan(
             len(self.lengths), MULTIPROCESSORS * config.programs_per_sm, torch.device(DEVICE),
-            block_n=config.block_n, min_chunk=config.min_chunk, max_chunks=max_chunks(self.kv_heads, MULTIPROCESSORS),
+            block_n=config.block_n, min_chunk=config.min_chunk,
+            max_chunks=max_chunks(self.heads, self.kv_heads, self.dim, MULTIPROCESSORS),
         )  # fmt: skip
-        if planned:
-            plan_decode(plan, self.seq_lens, len(self.lengths), self.kv_heads)
+        plan_decode(plan, self.seq_lens, len(self.lengths), self.kv_heads, min_tiles=config.min_tiles, seam=config.seam)
         workspace = make_decode_workspace(plan, self.heads, self.kv_heads, self.dim)
 
         def run(layer: int, compile_only: bool = False) -> None:
@@ -193,39 +173,45 @@ class Case:
         return graph_time(calls, seconds=0.012) * (2 if write else 1)
 
 
-def compile_kernel(shape: tuple[int, int, int], config: DecodeConfig) -> str:
-    """In a worker: compile into the disk cache."""
+def compile_config(shape: tuple[int, int, int], config: DecodeConfig, block_size: int = BLOCK_SIZE) -> str:
+    """In a worker: compile into the disk cache, and the plan's kernel for few and for many sequences. What went wrong, or nothing."""
     try:
         pool = Pool.__new__(Pool)
-        pool.memory = torch.zeros(1 << 23, dtype=torch.bfloat16, device=DEVICE)
-        Case(pool, shape, 8, 128).ours(config, planned=False)(0, compile_only=True)  # type: ignore[call-arg]
+        pool.memory = torch.zeros(1 << 24, dtype=torch.bfloat16, device=DEVICE)
+        case = Case(pool, shape, 8, 64, block_size)
+        case.ours(config)(0, compile_only=True)  # type: ignore[call-arg]
+        case.seq_lens = torch.ones(1024, dtype=torch.int32, device=DEVICE)
+        case.lengths = [1] * 1024
+        case.ours(config)
     except Exception as error:  # noqa: BLE001 - the parent meets it again
-        return f"{config}: {type(error).__name__}: {str(error)[:200]}"
+        return f"{label(config)}: {type(error).__name__}: {str(error)[:200]}"
     return ""
 
 
-def first_configs(dim: int) -> list[DecodeConfig]:
-    return [k.config(fit) for k in kernels(dim) for fit in k.fits(dim)]
-
-
 class Tuner:
-    def __init__(self, shape: tuple[int, int, int], pool: Pool, deadline: float) -> None:
-        self.shape, self.pool, self.deadline = shape, pool, deadline
+    """``compiling`` compiles configurations beside each other, and waits for them."""
+
+    def __init__(
+        self, shape: tuple[int, int, int], pool: Pool, deadline: float,
+        compiling: Callable[[list[DecodeConfig]], None] = lambda configs: None, block_size: int = BLOCK_SIZE,
+    ) -> None:  # fmt: skip
+        self.shape, self.pool, self.deadline, self.compiling, self.block_size = shape, pool, deadline, compiling, block_size
         self.cases: dict[tuple[int, Context], Case | None] = {}
         self.times: dict[tuple[int, Context], dict[DecodeConfig, float]] = defaultdict(dict)
         self.broken: set[tuple[Any, ...]] = set()
 
     def case(self, batch: int, context: Context) -> Case | None:
+        """None for what does not fit the pool."""
         key = (batch, context)
         if key not in self.cases:
             try:
-                self.cases[key] = Case(self.pool, self.shape, batch, context)
+                self.cases[key] = Case(self.pool, self.shape, batch, context, self.block_size)
             except ValueError:
                 self.cases[key] = None
         return self.cases[key]
 
     def measure(self, config: DecodeConfig, batch: int, context: Context) -> None:
-        kernel = (config.block_n, config.num_warps, config.swapped, config.num_stages)
+        kernel = (config.block_n, *config.options().values())
         case = self.case(batch, context)
         if case is None or kernel in self.broken or config in self.times[batch, context] or time.monotonic() > self.deadline:
             return
@@ -254,6 +240,7 @@ class Tuner:
 
     def tune(self) -> dict[str, Any]:
         configs = first_configs(self.shape[2])
+        self.compiling(configs)
         for batch, context, _ in TUNED:
             for config in configs:
                 self.measure(config, batch, context)
@@ -270,8 +257,10 @@ class Tuner:
         classes = range(len(BATCHES) + 1)
         chosen = min(groups.values(), key=lambda group: sum(min(self.score(c, k) for c in group) for k in classes))
         picks = [min(chosen, key=lambda c, k=k: self.score(c, k)) for k in classes]
-        picks = self.refine(picks, "prefetch", (0, 4))
         picks = self.refine_chunk(picks)
+        picks = self.refine(picks, "prefetch", (0, 4))
+        picks = self.refine(picks, "seam", (0, 12))
+        picks = self.refine(picks, "min_tiles", (2, 8))
         heads, kv_heads, dim = self.shape
         entry: dict[str, Any] = {"head_dim": dim, "group": heads // kv_heads, "dtype": "bfloat16"}
         entry |= {name: getattr(picks[0], name) for name in FIXED}
@@ -281,6 +270,7 @@ class Tuner:
     def refine(self, picks: list[DecodeConfig], name: str, values: tuple[int, ...]) -> list[DecodeConfig]:
         """Try other values of a field that may differ between classes."""
         better = []
+        self.compiling([replace(pick, **{name: value}) for pick in set(picks) for value in values])
         for k, pick in enumerate(picks):
             options = [pick, *(replace(pick, **{name: value}) for value in values)]
             for batch, context, _ in TUNED:
@@ -293,6 +283,7 @@ class Tuner:
     def refine_chunk(self, picks: list[DecodeConfig]) -> list[DecodeConfig]:
         """Other chunk sizes, for all classes alike."""
         options = [picks, *([replace(p, min_chunk=chunk) for p in picks] for chunk in (128, 512))]
+        self.compiling([config for option in options[1:] for config in set(option)])
         for option in options:
             for batch, context, _ in TUNED:
                 self.measure(option[batch_class(batch)], batch, context)
@@ -300,7 +291,7 @@ class Tuner:
 
 
 def label(c: DecodeConfig) -> str:
-    return f"n{c.block_n}w{c.num_warps}{'T' if c.swapped else ''}s{c.num_stages}x{c.programs_per_sm}p{c.prefetch}c{c.min_chunk}"
+    return f"n{c.block_n}w{c.num_warps}s{c.num_stages}x{c.programs_per_sm}p{c.prefetch}c{c.min_chunk}m{c.min_tiles}k{c.seam}"
 
 
 def save(path: Path, entries: list[dict[str, Any]]) -> None:
@@ -312,26 +303,25 @@ def save(path: Path, entries: list[dict[str, Any]]) -> None:
     table_module.load_table.cache_clear()
 
 
-def print_table(name: str, tuner: Tuner, deadline: float) -> None:
+def print_table(name: str, tuner: Tuner, deadline: float, some: tuple[tuple[int, Context], ...] = ()) -> None:
     """Every batch and context with the chosen configuration: alone, behind the KV write, and FlashAttention 3 likewise."""
     heads, kv_heads, dim = tuner.shape
-    print(f"{name}: us a layer alone and behind the KV write (of 4.3 TB/s); FlashAttention 3", flush=True)
-    for batch in BATCH_SIZES:
+    print(f"{name}, blocks of {tuner.block_size}: us a layer (of 4.3 TB/s) alone | behind the KV write | FA3 alone | behind it", flush=True)
+    for batch, context in some or [(b, c) for b in BATCH_SIZES for c in CONTEXTS]:
         config = decode_config(dim, heads // kv_heads, torch.bfloat16, batch)
-        for context in CONTEXTS:
-            case = tuner.case(batch, context)
-            if case is None or time.monotonic() > deadline:
-                continue
-            columns = []
-            runs: list[Callable[[int], None]] = [case.ours(config)]
-            if available():
-                runs.append(case.fa3())
-            for run in runs:
-                for write in (False, True):
-                    taken = case.time(run, write)
-                    columns.append(f"{taken * 1e6:8.1f} {case.bytes / taken / BANDWIDTH:4.0%}")
-            print(f"{name:9} {batch:5} x {context!s:5} floor {case.bytes / BANDWIDTH * 1e6:7.1f} | {' | '.join(columns)}", flush=True)
-            tuner.cases[batch, context] = None
+        case = tuner.case(batch, context)
+        if case is None or time.monotonic() > deadline:
+            continue
+        runs: list[Callable[[int], None]] = [case.ours(config)]
+        if available():
+            runs.append(case.fa3())
+        columns = []
+        for run in runs:
+            for write in (False, True):
+                taken = case.time(run, write)
+                columns.append(f"{taken * 1e6:8.1f} {case.bytes / taken / BANDWIDTH:4.0%}")
+        print(f"{name:9} {batch:5} x {context!s:5} floor {case.bytes / BANDWIDTH * 1e6:7.1f} | {' | '.join(columns)}", flush=True)
+        tuner.cases.pop((batch, context))
 
 
 def main() -> int:
@@ -348,40 +338,42 @@ def main() -> int:
         return 1
     global MULTIPROCESSORS
     MULTIPROCESSORS = torch.cuda.get_device_properties(0).multi_processor_count
-    share = args.seconds / len(args.shapes)
+    share = args.seconds / (len(args.shapes) + 0.4)
+    entries: list[dict[str, Any]] = []
     with multiprocessing.get_context("spawn").Pool(args.workers) as workers:
-        if not args.table_only:
-            jobs = [(SHAPES[s], k.config(1, prefetch)) for prefetch in (2, 0, 4) for s in args.shapes for k in kernels(SHAPES[s][2])]
-            compiling = {job: workers.apply_async(compile_kernel, job) for job in jobs}
+
+        def compile_all(shape: tuple[int, int, int], deadline: float, configs: list[DecodeConfig]) -> None:
+            waiting = [workers.apply_async(compile_config, (shape, config)) for config in configs]
+            for ready in waiting:
+                ready.wait(max(0.0, deadline - time.monotonic()))
+                if ready.ready() and ready.get():
+                    print(f"  {ready.get()}", flush=True)
+
         pool = Pool()
-        entries: list[dict[str, Any]] = []
-        tuners = []
         for i, name in enumerate(args.shapes):
-            until = begun + share * (i + 0.7)
-            tuner = Tuner(SHAPES[name], pool, until)
-            tuners.append((name, tuner))
-            if args.table_only:
-                continue
-            for (shape, config), ready in compiling.items():
-                if shape == SHAPES[name] and config.prefetch == 2:
-                    ready.wait(max(0.0, until - time.monotonic()))
-                    if ready.ready() and ready.get():
-                        print(f"  {ready.get()}", flush=True)
-            print(f"{name}: compiled at {time.monotonic() - begun:.0f} s", flush=True)
-            try:
-                entries.append(tuner.tune())
-                print(f"  {json.dumps(entries[-1])}", flush=True)
-                save(args.out, entries)
-            except RuntimeError as problem:
-                print(f"  {name}: {problem}; heuristic: {heuristic(SHAPES[name][2], 2, torch.bfloat16)}", flush=True)
+            heads, kv_heads, dim = shape = SHAPES[name]
+            tuner = Tuner(shape, pool, begun + share * (i + 0.75), partial(compile_all, shape, begun + share * (i + 0.75)))
+            if not args.table_only:
+                tune_shape(name, tuner, entries, args.out)
+                print(f"{time.monotonic() - begun:.0f} s", flush=True)
+            for config in {decode_config(dim, heads // kv_heads, torch.bfloat16, batch) for batch in BATCH_SIZES}:
+                workers.apply_async(compile_config, (shape, config, 64))
             print_table(name, tuner, begun + share * (i + 1))
-            tuner.cases.clear()
-        if args.table_only:
-            for i, (name, tuner) in enumerate(tuners):
-                print_table(name, tuner, begun + share * (i + 1))
+        for name in args.shapes[:2]:  # are larger blocks faster?
+            tuner = Tuner(SHAPES[name], pool, 0.0, block_size=64)
+            print_table(name, tuner, begun + args.seconds, tuple(case[:2] for case in TUNED[:8]))
         workers.terminate()
     print(f"{time.monotonic() - begun:.0f} s")
     return 0
+
+
+def tune_shape(name: str, tuner: Tuner, entries: list[dict[str, Any]], out: Path) -> None:
+    try:
+        entries.append(tuner.tune())
+        print(f"  {json.dumps(entries[-1])}", flush=True)
+        save(out, entries)
+    except RuntimeError as problem:
+        print(f"  {name}: {problem}; the rule for it: {heuristic(SHAPES[name][2], 2, torch.bfloat16)}", flush=True)
 
 
 if __name__ == "__main__":

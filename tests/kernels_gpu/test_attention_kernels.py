@@ -85,13 +85,12 @@ def test_decode(dtype, heads, dim, block_size, window, cap) -> None:
     torch.testing.assert_close(ours.float(), reference(batch, q, heads[0], **options), **rounding(dtype))
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize("block_n", [32, 64, 128])
+@pytest.mark.parametrize(("block_n", "num_warps", "num_stages", "programs_per_sm"), [(32, 2, 4, 5), (64, 4, 2, 3), (128, 8, 2, 2)])
 @pytest.mark.parametrize(("window", "cap"), [(None, None), (140, 3.0)])
-def test_decode_however_it_is_configured(swapped, block_n, window, cap) -> None:
+def test_decode_however_it_is_configured(block_n, num_warps, num_stages, programs_per_sm, window, cap) -> None:
     from octavo.kernels.decode_config import DecodeConfig
 
-    config = DecodeConfig(block_n=block_n, swapped=swapped, num_warps=8 if block_n == 128 else 4, num_stages=2)
+    config = DecodeConfig(block_n, num_warps, num_stages=num_stages, programs_per_sm=programs_per_sm)
     heads, kv_heads, dim, dtype = (6, 2, 80, FP32) if SMALL else (32, 8, 128, BF16)
     batch = make_batch(LENGTHS, [1] * len(LENGTHS), kv_heads, dim, 16, dtype)
     q = torch.randn(len(LENGTHS), heads * dim).to(DEVICE, dtype)

@@ -72,7 +72,8 @@ def test_a_template_does_not_run_for_ever(source, monkeypatch):
 class Loops:
     """A template that works as long as its variable says; it is watched which thread that is."""
 
-    source = "<|im_start|>"
+    source = whole_source = "<|im_start|>"
+    takes_tools = False
     threads: list[str]
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from octavo.metrics.prometheus import FINISH_REASONS
 from octavo.models.pooling import PoolingConfig, Roles
 from octavo.server.mock import MockEngine
 
@@ -184,15 +185,16 @@ def test_metrics_count_inputs(start_server: Any) -> None:
     engine = MockEngine(tick_s=0.3)
     server = start_server(engine)
     counts = server.app.state.context.metrics.finished
+    stop, abort = FINISH_REASONS.index("stop"), FINISH_REASONS.index("abort")
     with httpx.Client(base_url=server.url) as http:
         http.post("/v1/embeddings", json={"input": ["a", "b", "c"]})
-        assert counts["stop"] == 3
+        assert counts[stop] == 3
         with pytest.raises(httpx.ReadTimeout):
             http.post("/v1/embeddings", json={"input": ["a", "b"]}, timeout=0.1)
         end = time.monotonic() + 2
-        while counts["abort"] < 2 and time.monotonic() < end:
+        while counts[abort] < 2 and time.monotonic() < end:
             time.sleep(0.01)
-        assert counts["abort"] == 2
+        assert counts[abort] == 2
         engine.dead = True
         assert http.post("/v1/embeddings", json={"input": "a"}).status_code == 503
 

@@ -24,6 +24,7 @@ class Row:
 
 class RandomDevice:
     num_cpu_blocks = 0
+    whole_prompts = False
 
     def __init__(self, vocab_size: int, *, steps_ahead: int = 0, num_blocks: int = 4096, favoured: list[int] | None = None) -> None:
         self.vocab_size, self.steps_ahead, self.num_blocks = vocab_size, steps_ahead, num_blocks
