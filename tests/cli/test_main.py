@@ -99,6 +99,9 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert "secret" not in text and "HF_TOKEN" in report["Environment"]
     assert main(["doctor"]) == 0
     assert "hub cache" in capsys.readouterr().out
+    monkeypatch.setattr(doctor, "environment_facts", dict)
+    assert main(["doctor"]) == 0
+    assert "nothing that concerns Octavo is set" in capsys.readouterr().out
 
 
 def test_doctor_survives_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
