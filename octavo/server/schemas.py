@@ -298,6 +298,7 @@ def check_refused(request: GenerationRequest) -> None:
                 raise RequestError(f"{name} {hint}", param=name, code="unsupported_field")
 
 
+_TRUNCATIONS = "top_k, top_p and min_p are what there is."
 # Fields of other programs and of the other route -> what to do.
 _ELSEWHERE: dict[str, str] = {
     "messages": "messages go to /v1/chat/completions.",
@@ -311,6 +312,24 @@ _ELSEWHERE: dict[str, str] = {
     "num_ctx": "the context is set when the server starts: --max-model-len.",
     "options": "sampling fields stand beside the others, not in an object.",
     "parameters": "sampling fields stand beside the others, not in an object.",
+    "best_of": "it belongs to /v1/completions; here n gives so many answers.",
+    "guided_decoding_backend": "leave it out, there is one backend.",
+    "guided_whitespace_pattern": "leave it out; white space in JSON is bounded.",
+    "enable_thinking": 'send chat_template_kwargs: {"enable_thinking": true or false}.',
+    "think": 'send chat_template_kwargs: {"enable_thinking": true or false}, or reasoning_effort.',
+    "separate_reasoning": "leave it out; reasoning is told apart where --reasoning-parser or the model says how.",
+    "format": "send response_format or structured_outputs.",
+    "json_schema": "send response_format or structured_outputs.",
+    "regex": 'send structured_outputs: {"regex": …}.',
+    "ebnf": 'send structured_outputs: {"grammar": …}.',
+    "grammar": 'send structured_outputs: {"grammar": …}.',
+    "cache_prompt": "leave it out; equal beginnings of prompts are always cached.",
+    "keep_alive": "leave it out; the model stays loaded.",
+    "truncation_side": "leave it out; truncate_prompt_tokens keeps the end of a prompt.",
+    "typical_p": _TRUNCATIONS,
+    "top_a": _TRUNCATIONS,
+    "mirostat": _TRUNCATIONS,
+    "lora_path": "serve a merged checkpoint; adapters are not supported.",
     "extra_body": "it is an argument of the openai client; over HTTP its fields stand beside the others.",
 }
 
