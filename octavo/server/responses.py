@@ -9,27 +9,24 @@ from typing import Any
 import msgspec
 from starlette.types import Scope
 
-from octavo.errors import RequestError
 from octavo.server.answers import Step, read_steps
 from octavo.server.chat_plan import chat_job
 from octavo.server.errors import describe
 from octavo.server.generation import EventStream, GenerationEndpoint, Job
 from octavo.server.limits import decode
 from octavo.server.logprobs import chat_logprobs
-from octavo.server.responses_input import ResponsesRequest, chat_request, renamed, responses_decoder
+from octavo.server.responses_input import NAMES, ResponsesRequest, chat_request, responses_decoder
 from octavo.server.responses_output import OutputItems, TypedEvent, frame, usage_json
 
 
 class ResponsesEndpoint(GenerationEndpoint):
     id_prefix = "resp_"
+    names = NAMES
 
     async def job(self, body: bytes, scope: Scope, start: float) -> Job:
         sent = decode(responses_decoder, body)
-        try:
-            request = chat_request(sent)
-            job = await chat_job(request, self.context, self.response_id(request, scope), start)
-        except RequestError as error:
-            raise renamed(error) from None
+        request = chat_request(sent)
+        job = await chat_job(request, self.context, self.response_id(request, scope), start)
         job.source = sent
         return job
 
@@ -46,11 +43,13 @@ class ResponsesEndpoint(GenerationEndpoint):
     async def stream(self, job: Job, events: EventStream) -> None:
         response = _Response(job, keep_broken=True)
         events.last_words = response.failed
-        begun = {"response": response.body("in_progress")}
-        await events.write(response.frames([("response.created", begun), ("response.in_progress", begun)]))
         async with aclosing(read_steps(job)) as all_steps:  # type: ignore[type-var]
             async for steps in all_steps:
-                if frames := response.frames(response.steps(steps)):
+                first = b""
+                if not events.started:  # not before: a schema that can't be kept is then a plain error
+                    begun = {"response": response.body("in_progress")}
+                    first = response.frames([("response.created", begun), ("response.in_progress", begun)])
+                if frames := first + response.frames(response.steps(steps)):
                     await events.write(frames)
         frames = response.frames(response.end())
         kind = f"response.{response.status}"
