@@ -39,7 +39,9 @@ class RunningServer:
             flags = ("--kv-cache-memory", "512M", *flags)
         command = [sys.executable, "-m", "octavo", "serve", "--port", str(self.port), *flags]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT, env=environment, cwd=ROOT, preexec_fn=_end_with_parent)
+        self.process = subprocess.Popen(
+            command, stdout=self.log, stderr=subprocess.STDOUT, env=environment, cwd=ROOT, preexec_fn=_end_with_parent
+        )
         deadline = time.monotonic() + ready_s
         while not self.healthy():
             if self.process.poll() is not None or time.monotonic() > deadline:
