@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Scope
 
 from octavo.errors import RequestError
-from octavo.server.answers import Step, read_steps
+from octavo.server.answers import Step, StepReader, read_steps
 from octavo.server.chat_plan import chat_job
 from octavo.server.errors import describe
 from octavo.server.generation import EventStream, GenerationEndpoint, Job
@@ -48,10 +48,8 @@ class ResponsesEndpoint(GenerationEndpoint):
         events.last_words = response.failed
         begun = {"response": response.body("in_progress")}
         await events.write(response.frames([("response.created", begun), ("response.in_progress", begun)]))
-        async with aclosing(read_steps(job)) as all_steps:  # type: ignore[type-var]
-            async for steps in all_steps:
-                if frames := response.frames(response.steps(steps)):
-                    await events.write(frames)
+        reader = StepReader(job)
+        await events.follow(job, lambda output: response.frames(response.steps(reader.read(output))), reader.ended)
         frames = response.frames(response.end())
         kind = f"response.{response.status}"
         await events.write(frames + response.frames([(kind, {"response": response.body()})]), more=False)
