@@ -70,9 +70,7 @@ class _ByteStream:
 
     __slots__ = ("_errors", "_pending", "_pieces", "_started", "_strip", "_tokenizer")
 
-    def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool, kept: Collection[int], whole: bool
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool, kept: Collection[int], whole: bool) -> None:
         self._tokenizer = tokenizer
         self._pieces = tokenizer.pieces(skip_special_tokens, kept)
         self._errors = "octavo.replace_bytes" if tokenizer.decoder_kind == "sentencepiece" else "replace"
@@ -149,9 +147,7 @@ class _WindowStream:
     CONTEXT = 6  # tokens decoded again
     HOLD = 16  # most tokens held back while the text ends in U+FFFD
 
-    def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool, joined: bool, kept: Collection[int]
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool, joined: bool, kept: Collection[int]) -> None:
         self._backend = tokenizer.backend
         self._hidden = tokenizer.special_token_ids.difference(kept) if skip_special_tokens else frozenset()
         self._added = tokenizer.added_token_ids

@@ -180,7 +180,7 @@ class RequestOutputs:
     @property
     def dirty(self) -> bool:
         """Whether there is anything new."""
-        return any(s.dirty for s in self.sequences)
+        return any([s.dirty for s in self.sequences])
 
     def push(self, delta: TokenDelta, now: float | None = None) -> bool:
         """Take in a delta of this request, which came at ``now`` (``time.time()``).
@@ -210,12 +210,17 @@ class RequestOutputs:
 
     def drain(self) -> RequestOutput:
         """Everything new since the last drain, as deltas."""
+        sequences = self.sequences
+        if len(sequences) == 1:
+            new = [sequences[0].drain()] if sequences[0].dirty else []
+        else:
+            new = [s.drain() for s in sequences if s.dirty]
         output = RequestOutput(
             self.request_id,
             self.prompt,
             self.prompt_token_ids,
-            [s.drain() for s in self.sequences if s.dirty],
-            self.finished,
+            new,
+            self._open == 0,
             self.prompt_logprobs,
             self.num_cached_tokens,
             self.metrics,

@@ -150,6 +150,15 @@ class Step:
     finish_reason: str | None
 
 
+def plain_text(steps: list[Step]) -> str | None:
+    """The text of steps that hold a further text of one choice and nothing else, as nearly all do; None for others."""
+    if len(steps) == 1:
+        step = steps[0]
+        if step.finish_reason is None and len(step.events) == 1 and type(step.events[0]) is Content:
+            return step.events[0].text
+    return None
+
+
 class StepReader:
     """Reads a job's outputs as they come. It has ``ended`` when no choice can say any more."""
 

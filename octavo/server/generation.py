@@ -76,7 +76,7 @@ class PromptRun:
         new = 0
         if output.num_cached_tokens:
             self.num_cached = output.num_cached_tokens
-        for choice in output.outputs:
+        for choice in output.outputs:  # mostly one
             count = len(choice.token_ids)
             new += count
             self.num_generated[choice.index] += count

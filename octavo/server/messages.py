@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope
 
 from octavo.frontend.outputs import RequestOutput
-from octavo.server.answers import Step, StepReader, read_steps
+from octavo.server.answers import Step, StepReader, plain_text, read_steps
 from octavo.server.chat_plan import chat_job
 from octavo.server.generation import EventStream, GenerationEndpoint, GenerationError, Job
 from octavo.server.limits import decode
@@ -45,7 +45,10 @@ class MessagesEndpoint(GenerationEndpoint):
         reader = StepReader(job)
 
         def frames_of(output: RequestOutput) -> bytes:
-            frames = [frame(event) for event in message.steps(reader.read(output))]
+            steps = reader.read(output)
+            if message.blocks.kind == "text" and (text := plain_text(steps)) is not None:
+                return message.blocks.text_delta(text)
+            frames = [frame(event) for event in message.steps(steps)]
             if not events.started:  # not before: how much of the prompt was cached is known with the first token
                 frames = [frame({"type": "message_start", "message": message.beginning()}), frame({"type": "ping"}), *frames]
             return b"".join(frames)

@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Scope
 
 from octavo.errors import RequestError
-from octavo.server.answers import Step, StepReader, read_steps
+from octavo.server.answers import Step, StepReader, plain_text, read_steps
 from octavo.server.chat_plan import chat_job
 from octavo.server.errors import describe
 from octavo.server.generation import EventStream, GenerationEndpoint, Job
@@ -49,7 +49,7 @@ class ResponsesEndpoint(GenerationEndpoint):
         begun = {"response": response.body("in_progress")}
         await events.write(response.frames([("response.created", begun), ("response.in_progress", begun)]))
         reader = StepReader(job)
-        await events.follow(job, lambda output: response.frames(response.steps(reader.read(output))), reader.ended)
+        await events.follow(job, lambda output: response.frames_of(reader.read(output)), reader.ended)
         frames = response.frames(response.end())
         kind = f"response.{response.status}"
         await events.write(frames + response.frames([(kind, {"response": response.body()})]), more=False)
@@ -78,6 +78,13 @@ class _Response:
             elif step.finish_reason not in (None, "stop", "tool_calls"):
                 self.status = "failed"
                 self.error = {"code": "server_error", "message": f"The response ended early ({step.finish_reason})."}
+
+    def frames_of(self, steps: list[Step]) -> bytes:
+        text = None if self.top_k is not None or self.items.kind != "message" else plain_text(steps)
+        if text is None:
+            return self.frames(self.steps(steps))
+        self.number += 1
+        return self.items.text_delta(text, self.number - 1)
 
     def end(self) -> Iterator[TypedEvent]:
         yield from self.items.close("completed" if self.status == "completed" else "incomplete")
