@@ -2,6 +2,7 @@
 # make serve ARGS="…"     pass flags on, e.g. ARGS="--port 9000 --api-key k" or ARGS="path/to/model"
 # make chat              the same, in the terminal
 # make test               install what tests need and run them all (TESTARGS="tests/cli -x" runs some)
+# make clients            install the clients of other projects into a venv of their own and run them against the server
 #
 # Every installing step leaves a stamp in .venv, so that it runs once, and again when its inputs change.
 
@@ -16,7 +17,7 @@ PY      := $(BIN)/python
 PIP     := $(PY) -m pip install --quiet --disable-pip-version-check
 KERNELS := $(shell find octavo/kernels/cpu -type f ! -name '*.pyc' 2>/dev/null)
 
-.PHONY: help serve chat test lint install demo clean
+.PHONY: help serve chat test clients lint install demo clean
 .DELETE_ON_ERROR:
 
 help:
@@ -31,6 +32,14 @@ chat: demo
 # OMP_NUM_THREADS=1: the workers share the machine; more threads than cores would only wait for each other.
 test: $(VENV)/.dev $(VENV)/.embedder demo
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest -n $(WORKERS) --dist loadfile $(TESTARGS)
+
+# The clients' dependencies don't go together with those of the tests, so they have a venv, and Node's a folder, of their own.
+CLIENTS := $(VENV)/clients
+CLIENT_PACKAGES := openai anthropic langchain-openai litellm mcp llama-index-llms-openai-like llama-index-embeddings-openai-like instructor
+
+clients: $(VENV)/.dev $(VENV)/.embedder demo $(VENV)/.clients
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} OCTAVO_CLIENTS_PYTHON=$(CLIENTS)/bin/python OCTAVO_CLIENTS_NODE=$(CLIENTS)/node_modules \
+	    $(PY) -m pytest tests/clients -rsP $(TESTARGS)
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
@@ -77,6 +86,15 @@ $(VENV)/.kernels: $(VENV)/.octavo $(KERNELS)
 $(VENV)/.dev: pyproject.toml $(VENV)/.octavo
 	@echo "Installing what tests need"
 	@$(PIP) --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.clients: Makefile $(VENV)/.python
+	@echo "Installing the clients"
+	@$(PY) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade $(CLIENT_PACKAGES)
+	@if command -v npm >/dev/null 2>&1; then \
+	    npm install --silent --no-audit --no-fund --prefix $(CLIENTS) openai @anthropic-ai/sdk; \
+	else echo "There is no npm here: the clients for Node are left out"; fi
 	@touch $@
 
 clean:

@@ -39,10 +39,14 @@ class ModelOptions:
     max_model_len: int | None = flag(
         None, "Longest sequence, prompt and output together, in tokens (default: the model's own).", metavar="TOKENS"
     )
-    quantization: str | None = flag(None, "Weight quantization scheme (default: what the checkpoint says).")
+    quantization: str | None = flag(
+        None, "Weight quantization scheme; none is supported yet but GGUF's, which are recognized by themselves.", short="-q"
+    )
     skip_tokenizer_init: bool = flag(False, "Do not load a tokenizer: prompts are token ids, outputs have no text.")
     generation_config: str = flag(
-        "auto", "Sampling defaults: auto reads the model's generation_config.json; none uses OpenAI's.", choices=("auto", "none")
+        "auto",
+        "Sampling defaults: auto reads the model's generation_config.json; none (or vllm, its name there) uses OpenAI's.",
+        choices=("auto", "none", "vllm"),
     )
     trust_remote_code: bool = flag(False, "Refused: Octavo never runs code out of a model repository.")
     seed: int = flag(0, "Seed of dummy weights and of requests that bring none.")
@@ -148,7 +152,7 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
             raise ConfigError(f"--swap-space must be a number of GiB, at least 0, got {self.swap_space}.")
         _ = self.runner_asked, self.pooler_options  # they raise for what cannot be
         if self.quantization not in (None, "none"):
-            raise ConfigError(f"--quantization {self.quantization} is not supported yet; leave it out to load the checkpoint as it is.")
+            raise ConfigError(f"--quantization {self.quantization} is not supported yet; serve the unquantized model, or a GGUF file.")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.rows:
             given = f"--max-num-seqs ({self.rows})" if self.max_num_seqs else f"the {self.rows} of --max-num-seqs auto"
             raise ConfigError(
@@ -234,7 +238,9 @@ class ServerOptions:
     host: str = flag("127.0.0.1", "Address to listen on; 0.0.0.0 for every interface.")
     port: int = flag(8000, "Port to listen on.")
     served_model_name: tuple[str, ...] = flag((), "Names that clients may ask for (default: the MODEL argument).", repeat=True, nargs="+")
-    api_server_count: int = flag(1, "HTTP processes that share the port and the engine; more than one for thousands of streams.")
+    api_server_count: int = flag(
+        1, "HTTP processes that share the port and the engine; more than one for thousands of streams.", short="-asc"
+    )
     api_key: tuple[str, ...] = flag((), "Keys that clients must send; repeat the flag for several. Also OCTAVO_API_KEY.", repeat=True)
     api_key_file: str | None = flag(None, "File with one key a line; empty lines and lines that begin with # are skipped.", metavar="FILE")
     chat_template: str | None = flag(None, "Jinja file or text that replaces the model's chat template.")

@@ -57,6 +57,6 @@ def _make(name: str) -> AttentionBackend:
 
     if not available():
         raise ConfigError(
-            "--attention-backend flash needs a Hopper GPU and the wheel tokenspeed-fa3 (extra octavo[hopper]). Use triton, or install it."
+            "--attention-backend flash needs a Hopper GPU and the wheel tokenspeed-fa3. Use triton, or pip install tokenspeed-fa3."
         )
     return FlashAttention()

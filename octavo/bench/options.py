@@ -219,7 +219,9 @@ class SweepOptions:
     slo_ttft_ms: float | None = flag(None, "Most milliseconds to the first token.", metavar="MS")
     slo_tpot_ms: float | None = flag(None, "Most milliseconds per further token.", metavar="MS")
     slo_percentile: float = flag(99.0, "Share of requests, in percent, that must keep the service level.")
-    plot: str | None = flag("sweep.png", "PNG file for the plot, in --result-dir; none for no plot.", metavar="FILE")
+    plot: str | None = flag(
+        None, "PNG file for the plot, in --result-dir; none for no plot (default: sweep.png, if matplotlib is there).", metavar="FILE"
+    )
 
     def __post_init__(self) -> None:
         if self.concurrencies is not None and self.request_rates is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,17 +11,28 @@ from octavo.errors import ConfigError
 _COLORS = {"median": "#2b6cb0", "high": "#dd6b20", "throughput": "#2f855a", "knee": "#805ad5", "slo": "#c53030", "pick": "#1a202c"}
 
 
-def require_matplotlib() -> None:
-    """Complain before an hour of measuring, not after. Raises ConfigError naming the extra."""
+DEFAULT_NAME = "sweep.png"
+
+
+def plot_name(asked: str | None) -> str | None:
+    """The plot's file name, or None for no plot: known before an hour of measuring, not after. ``asked``: --plot.
+
+    Without matplotlib a plot that was asked for is a ConfigError; the one that comes by itself is left out, and that is said.
+    """
+    if asked == "none":
+        return None
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ConfigError('The plot needs matplotlib: pip install "octavo[bench]", or leave the plot out with --plot none.') from None
+        if asked is not None:
+            raise ConfigError("The plot needs matplotlib: pip install matplotlib, or leave --plot out.") from None
+        print("No plot: matplotlib is not installed (pip install matplotlib).", file=sys.stderr)
+        return None
+    return asked or DEFAULT_NAME
 
 
 def plot_sweep(sweep: dict[str, Any], path: str) -> None:
     """Write a PNG: TTFT, TPOT and throughput against the load, with the knee, limits and the recommendation."""
-    require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -10,7 +10,7 @@ from octavo.bench import report
 from octavo.bench.http import raise_file_limit, run_loop
 from octavo.bench.knee import knee, recommend
 from octavo.bench.options import SweepOptions
-from octavo.bench.plot import plot_sweep, require_matplotlib
+from octavo.bench.plot import plot_name, plot_sweep
 from octavo.bench.serve import ServeBench, facts, measure
 from octavo.bench.stats import percentile_name
 from octavo.bench.target import connect
@@ -22,8 +22,7 @@ DEFAULT_FILENAME = "sweep.json"
 
 def run(bench: ServeBench, options: SweepOptions) -> int:
     """The command. Status 1 if a request failed."""
-    if options.plot != "none":
-        require_matplotlib()
+    plot = plot_name(options.plot)
     loads = [point_bench(bench, options, i) for i in range(len(options.loads))]
     raise_file_limit(max(min(point.num_prompts, point.load.max_concurrency or point.num_prompts) for point in loads))
     sweep = run_loop(_measure(bench, options, loads))
@@ -31,8 +30,8 @@ def run(bench: ServeBench, options: SweepOptions) -> int:
     folder = bench.report.result_dir or ""
     path = os.path.join(folder, bench.report.result_filename or DEFAULT_FILENAME)
     print(f"Written: {report.save(sweep, path, append=bench.report.append_result)}")
-    if options.plot not in (None, "none"):
-        path = os.path.join(folder, str(options.plot))
+    if plot is not None:
+        path = os.path.join(folder, plot)
         plot_sweep(sweep, path)
         print(f"Written: {path}")
     return 1 if any(point["failed"] for point in sweep["points"]) else 0

@@ -25,11 +25,14 @@ PACKAGES = (
     "safetensors",
     "huggingface_hub",
     "gguf",
+    "jinja2",
+    "llguidance",
     "msgspec",
     "pyzmq",
     "uvloop",
     "starlette",
     "uvicorn",
+    "prometheus-client",
 )
 VARIABLES = ("OCTAVO_", "VLLM_", "HF_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 _SECRET = ("KEY", "TOKEN", "SECRET")
@@ -48,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
         print(title)
         for name, value in facts.items():
             print(f"  {name:<18} {value}")
+        if not facts:
+            print("  nothing that concerns Octavo is set")
     return 0
 
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from octavo.cli.other_flags import ELSEWHERE
-from octavo.cli.vllm_flags import UNSUPPORTED
+from octavo.cli.vllm_flags import LEAVE_OUT, UNSUPPORTED
 from octavo.config import flag_name
 from octavo.errors import ConfigError
 
@@ -63,6 +63,7 @@ class Toggle(argparse.Action):
         self._off = ["--no-" + s[2:] for s in strings if s.startswith("--")]
         self._off += ["--enable-" + s[10:] for s in strings if s.startswith("--disable-")]
         self.on, self.off = strings[0], self._off[-1]
+        strings += ["--no-enable-" + s[10:] for s in strings if s.startswith("--disable-")]  # vLLM's newer spelling
         super().__init__(strings + self._off, dest, nargs=0, **kwargs)
 
     def __call__(
@@ -100,7 +101,7 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unexpected argument {word!r}")
         for spelling in (name, name.split(".")[0], name.replace("--no-", "--", 1)):  # vLLM: --json-arg.key, --no-flag
             if spelling in UNSUPPORTED:
-                self.error(f"{name} is a flag of vLLM that Octavo does not support yet. {UNSUPPORTED[spelling]}".rstrip())
+                self.error(f"{name} is a flag of vLLM that Octavo does not have. {UNSUPPORTED[spelling] or LEAVE_OUT}")
         if name in ELSEWHERE:
             self.error(f"unknown flag {name}; {ELSEWHERE[name]}")
         known = [s for s in self._option_string_actions if s.startswith("--")]
@@ -119,7 +120,7 @@ class HelpFormatter(argparse.HelpFormatter):
             return super()._format_action_invocation(action)
         strings = action.option_strings
         if isinstance(action, Toggle):
-            return ", ".join(s for s in strings if not s.startswith("--no-disable-"))
+            return f"{action.on}, {action.off}"
         if action.nargs == 0:
             return ", ".join(strings)
         metavar = self._format_args(action, self._get_default_metavar_for_optional(action))
@@ -199,16 +200,30 @@ def read_config_file(path: str, *classes: type) -> dict[str, Any]:
     """
     data = _load_mapping(path)
     fields = {f.name: (f, typing.get_type_hints(cls)[f.name]) for cls in classes for f in dataclasses.fields(cls)}
-    aliases = {alias[2:].replace("-", "_"): name for name, names in ALIASES.items() for alias in names}
+    spellings = {alias: name for name, (f, _) in fields.items() for alias in (*f.metadata.get("aliases", ()), *ALIASES.get(name, ()))}
     values: dict[str, Any] = {}
     for key, value in data.items():
-        name = str(key).replace("-", "_").lstrip("_")
-        name = aliases.get(name, name)
+        flag = "--" + str(key).replace("_", "-").lstrip("-")
+        name = spellings.get(flag, flag[2:].replace("-", "_"))
+        opposite = _opposite(flag)
+        if name not in fields and opposite in fields and isinstance(value, bool):
+            name, value = opposite, not value
         if name not in fields:
+            hint = UNSUPPORTED.get(flag)
+            if hint is not None:
+                raise ConfigError(f"{path}: {key!r} is a flag of vLLM that Octavo does not have. {hint or LEAVE_OUT}")
+            if flag in ELSEWHERE:
+                raise ConfigError(f"{path}: unknown option {key!r}; {ELSEWHERE[flag]}")
             near = difflib.get_close_matches(name, fields, n=1)
             raise ConfigError(f"{path}: unknown option {key!r}." + (f" Did you mean {near[0].replace('_', '-')!r}?" if near else ""))
         values[name] = _from_file(path, str(key), value, *fields[name])
     return values
+
+
+def _opposite(flag: str) -> str:
+    """The field whose opposite a switch is: ``--enable-log-stats`` -> disable_log_stats, ``--no-enforce-eager`` -> enforce_eager."""
+    name = flag[2:].replace("-", "_")
+    return "disable_" + name[7:] if name.startswith("enable_") else name.removeprefix("no_")
 
 
 def _load_mapping(path: str) -> Mapping[Any, Any]:

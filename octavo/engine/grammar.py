@@ -11,9 +11,10 @@ first grammar comes.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,7 +24,10 @@ from octavo.types import GrammarVocabulary
 if TYPE_CHECKING:
     from octavo.engine.request import Sequence
 
+T = TypeVar("T")
+
 CACHED_GRAMMARS = 128
+MOST_STARTS, SHARE = 8, 4
 # Bounds on what a grammar may cost, a third of the library's own for each step: the most hostile ones found take 20 ms a mask.
 _LIMITS = {"initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 70_000, "step_max_items": 50_000, "max_lexer_states": 50_000}
 MAX_GRAMMAR_SIZE = 300_000  # symbols in productions
@@ -65,7 +69,7 @@ class Matcher:
 
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
-        self.state = grammar.start.deep_copy()
+        self.state = grammar.take_start().deep_copy()
 
     def accept(self, token: int) -> bool:
         """Take in a token; False if the grammar does not allow it, or a limit was hit: ``failed`` from then on."""
@@ -97,12 +101,32 @@ class Matcher:
 
 
 class Grammar:
-    """A compiled grammar, shared by the sequences that follow it."""
+    """A compiled grammar, shared by the sequences that follow it.
 
-    __slots__ = ("start",)
+    Copies of one start share what their lexer has learnt, behind a lock. So that the masks of a large batch are computed side by
+    side there is one more start, up to ``MOST_STARTS``, for every SHARE sequences.
+    """
 
-    def __init__(self, start: Any) -> None:
-        self.start = start
+    __slots__ = ("another", "making", "starts", "taken")
+
+    def __init__(self, start: Any, another: Callable[[], Future[Any]] | None = None) -> None:
+        """``another`` makes one more start, elsewhere."""
+        self.starts = [start]
+        self.another = another
+        self.making = False
+        self.taken = 0
+
+    def take_start(self) -> Any:
+        self.taken += 1
+        if self.another is not None and not self.making and self.taken >= SHARE * len(self.starts) and len(self.starts) < MOST_STARTS:
+            self.making = True
+            self.another().add_done_callback(self._add)
+        return self.starts[self.taken % len(self.starts)]
+
+    def _add(self, start: Future[Any]) -> None:
+        if not start.cancelled() and start.exception() is None:
+            self.starts.append(start.result())
+            self.making = False
 
 
 class Grammars:
@@ -130,9 +154,7 @@ class Grammars:
         if found is None:
             if self._vocabulary is None:
                 raise RequestError("A grammar came before the vocabulary that it is made of.", status=500)
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-            found = self._cache[grammar] = self._thread.submit(self._compile, grammar)
+            found = self._cache[grammar] = self._in_thread(self._compile, grammar)
             while len(self._cache) > CACHED_GRAMMARS:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(grammar)
@@ -142,12 +164,20 @@ class Grammars:
         if self._tokenizer is None:
             assert self._vocabulary is not None
             self._tokenizer = build_tokenizer(self._vocabulary)
+        return Grammar(self._start(grammar), lambda: self._in_thread(self._start, grammar))
+
+    def _start(self, grammar: str) -> Any:
         start = new_matcher(self._tokenizer, grammar)
         if not start.is_error():
             start.deep_copy().compute_bitmask()  # the first mask costs most; copies share what is learnt by it
         if start.is_error():
             raise RequestError(f"The grammar can't be used: {start.get_error()}")
-        return Grammar(start)
+        return start
+
+    def _in_thread(self, work: Callable[[str], T], grammar: str) -> Future[T]:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        return self._thread.submit(work, grammar)
 
     def masks(self, sequences: Items[Sequence]) -> tuple[np.ndarray, list[Sequence]]:
         """What sequences with a matcher may draw next (see ``fill``), and those for which no token is left."""

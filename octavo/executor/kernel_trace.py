@@ -217,6 +217,10 @@ def steps(request: dict[str, Any], gpu: Gpu) -> list[tuple[bool, Callable[[], An
         packed = torch.empty(3 * tokens + 6 * 2 + 1, dtype=torch.int64, device=runner.device)
         return lambda: graphs._mixed_body(mixed[0], tokens, 2, mode, packed, tokens)
 
+    def masked(mode: str) -> Callable[[], Any]:
+        graphs.make_mask_bits(-(-runner.vocab_size // 32))
+        return lambda: graphs._draw_body(1, mode)
+
     modes = (GREEDY, RANDOM, TRUNCATED)
     # What the warm-up runs, which the first answer waits for, and then what a first request is likely to ask for.
     found: list[tuple[bool, Callable[[], Any]]] = [(True, lambda: uploads(runner))]
@@ -225,6 +229,7 @@ def steps(request: dict[str, Any], gpu: Gpu) -> list[tuple[bool, Callable[[], An
     found += [(False, lambda: eager(runner))] + [(False, long_prompts(tokens, mode)) for tokens in (4096, 4097) for mode in modes]
     found += [(False, prompts(0, tokens, mode)) for tokens in PROMPT_TOKENS[-1:] for mode in modes]
     found += [(False, decode(bucket, mode)) for bucket in graphs.sizes for mode in (*modes, LOGITS)]
+    found += [(False, masked(mode)) for mode in modes]
     # What varies with prompts' tokens is whether there are few rows, and then how many.
     found += [(False, prompts(d, t, mode)) for d in (0, *mixed) for t in (*PROMPT_TOKENS[:3], PROMPT_TOKENS[-1]) for mode in modes]
     return found

@@ -158,8 +158,13 @@ class LocalExecutor:
             return False
         if torch.cuda.mem_get_info(self.device)[0] < self._least_free:
             return False
-        with torch.inference_mode():
-            return graphs.capture_next()
+        try:
+            with torch.inference_mode():
+                return graphs.capture_next()
+        except RuntimeError as error:  # out of memory, say; the step will be tried again when it is asked for
+            logger.warning("Steps are not captured ahead any more: %s", error)
+            self._least_free = 1 << 62
+            return False
 
     def forget(self) -> None:
         """Drop the results of steps that were submitted and not collected."""

@@ -30,11 +30,13 @@ def padded_rows(count: int) -> int:
 
 @dataclass(slots=True)
 class Undrawn:
-    """What a step's second half needs of its first: float32 logits [R, V], their positions, and their rows on the device."""
+    """What a step's second half needs of its first: float32 logits [R, V], their positions, and their rows on the device.
+    ``captured``: they lie where StepGraphs.draw expects them."""
 
     logits: torch.Tensor
     positions: list[int]
     row_index: torch.Tensor
+    captured: bool = False
 
 
 class PendingStep:
@@ -151,6 +153,9 @@ class ModelRunner:
         """The second half of a masked step, the newest one: what the grammars' rows may draw is known now."""
         undrawn, pending.undrawn = pending.undrawn, None
         assert undrawn is not None
+        if undrawn.captured and self.graphs is not None and (mode := self.sampler.masked_mode(pending.rows)) is not None:
+            pending.finish(SampleOutput(self.graphs.draw(pending.rows, mode, masks)))
+            return
         self.sampler.state.grammar.set_masks(masks)
         self._draw(pending, undrawn, False)
         self.sampler.state.grammar.set_masks(None)
@@ -181,7 +186,7 @@ class ModelRunner:
             return PendingStep(plan.step, rows, SampleOutput(graphs.decode(rows, mode)), {})
         logits = graphs.decode(rows, LOGITS)
         pending = PendingStep(plan.step, rows, None, {})
-        self._draw(pending, Undrawn(logits, [a.start + 1 for a in plan.advances], graphs.row_index[: len(rows)]), plan.masked)
+        self._draw(pending, Undrawn(logits, [a.start + 1 for a in plan.advances], graphs.row_index[: len(rows)], True), plan.masked)
         return pending
 
     def _build_inputs(self, advances: list[Advance]) -> tuple[torch.Tensor, AttentionMetadata]:

@@ -27,9 +27,10 @@ import torch
 from octavo.attention.base import AttentionMetadata, ForwardContext
 from octavo.executor.footprint import GRAPH_PROMPT_TOKENS
 from octavo.executor.graph_pool import GraphPool, round_up
+from octavo.kernels.token_bitmask import apply_token_bitmask
 from octavo.sampling.feature import upload
 from octavo.sampling.sampler import GREEDY, RANDOM, TRUNCATED
-from octavo.types import Advance, RowInit, StepPlan, TokenParams
+from octavo.types import Advance, RowInit, StepPlan, TokenMasks, TokenParams
 
 if TYPE_CHECKING:
     from octavo.executor.model_runner import ModelRunner
@@ -88,7 +89,10 @@ class StepGraphs:
         self.places = torch.arange(max(max_rows, PROMPT_TOKENS[-1]) + 1, dtype=torch.int64, device=device)
         self.prompt_inputs = torch.zeros(3 * PROMPT_TOKENS[-1] + 6 * MAX_PROMPTS + 1, dtype=torch.int64, device=device)
         # Shared by the graphs that end with logits; each would keep some of its own, more than a GiB together.
-        self.logits = torch.empty(max_rows, runner.vocab_size, device=device) if self.pool.on_gpu else None
+        # The last row is for what nobody reads.
+        self.logits = torch.empty(max_rows + 1, runner.vocab_size, device=device)
+        self.mask_places = torch.full((max_rows,), max_rows, dtype=torch.int64, device=device)
+        self.mask_bits: torch.Tensor | None = None
         self._rows: list[int] = []
         self._likely = self._steps_ahead()
         # The spare row draws too, so it needs parameters that can be drawn with.
@@ -168,10 +172,37 @@ class StepGraphs:
         if mode == LOGITS:
             logits = runner.model.compute_logits(hidden)
             runner.rows.advance(row_index, None)
-            return logits if self.logits is None else self.logits[:bucket].copy_(logits)
+            return self.logits[:bucket].copy_(logits)
         logits = runner.model.compute_logits(hidden, raw=mode != TRUNCATED)  # truncation's search works in float32
         tokens = runner.sampler.sample_rows(logits, row_index, inputs.positions + 1, mode)
         runner.rows.advance(row_index, tokens)
+        return tokens
+
+    def draw(self, rows: list[int], mode: str, masks: TokenMasks) -> torch.Tensor:
+        """The second half of a step whose first was ``decode(rows, LOGITS)``: token ids int64 [len(rows)], put on their rows."""
+        bucket = round_up(len(rows), self.sizes) if self.pool.on_gpu else len(rows)
+        count, words = masks.bits.shape
+        bits = self.make_mask_bits(words)
+        unused = self.logits.shape[0] - 1
+        places = upload([*masks.places, *[unused] * (bucket - count)], torch.int64, self.runner.device)
+        self.mask_places[:bucket].copy_(places, non_blocking=True)
+        if count:
+            bits[:count].copy_(upload(torch.from_numpy(masks.bits), torch.int32, self.runner.device), non_blocking=True)
+        return self.pool.run(("draw", bucket, mode), partial(self._draw_body, bucket, mode))[: len(rows)]
+
+    def make_mask_bits(self, words: int) -> torch.Tensor:
+        """int32 [max_rows, words], made with the first mask: few servers ever see one."""
+        if self.mask_bits is None:
+            self.mask_bits = torch.zeros(len(self.mask_places), words, dtype=torch.int32, device=self.runner.device)
+        return self.mask_bits
+
+    def _draw_body(self, bucket: int, mode: str) -> torch.Tensor:
+        """Can be run again: the logits that a mask has forbidden stay forbidden."""
+        runner, row_index = self.runner, self.row_index[:bucket]
+        assert self.mask_bits is not None
+        apply_token_bitmask(self.logits, self.mask_bits[:bucket], self.mask_places[:bucket])
+        tokens = runner.sampler.sample_rows(self.logits[:bucket], row_index, runner.rows.num_computed[row_index], mode)
+        runner.rows.last_token[row_index] = tokens
         return tokens
 
     # -- mixed steps ------------------------------------------------------------------------------------------------------

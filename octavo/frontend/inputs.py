@@ -87,7 +87,8 @@ def check_prompt(
     room = max_model_len - len(token_ids)
     if room < (0 if params.max_tokens == 0 else 1):
         raise RequestError(
-            f"The prompt has {len(token_ids)} tokens and this model's context length is {max_model_len}, "
+            # LiteLLM and others know this error by OpenAI's words "this model's maximum context length is".
+            f"The prompt has {len(token_ids)} tokens, and this model's maximum context length is {max_model_len} tokens, "
             "which leaves no room for an answer. Shorten the prompt.",
             param="prompt",
             code="context_length_exceeded",

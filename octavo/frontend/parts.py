@@ -35,7 +35,7 @@ def load_model_parts(config: EngineConfig, path: str, chat_template: str | None 
     Raises ModelError and ConfigError, naming what cannot be used.
     """
     model_config = read_model_config(path, config.load_format)
-    if config.generation_config == "none":
+    if config.generation_config in ("none", "vllm"):
         model_config = dataclasses.replace(model_config, generation_defaults={})
     elif config.model is None:
         model_config = dataclasses.replace(model_config, generation_defaults=DEMO_SAMPLING_DEFAULTS | model_config.generation_defaults)

@@ -124,7 +124,7 @@ def check_embedding_input(token_ids: Sequence[int], name: str, *, max_model_len:
         raise RequestError(f"{name} is empty: it has no tokens, so there is nothing to embed.", param=name)
     if len(token_ids) > max_model_len:
         raise RequestError(
-            f"{name} has {len(token_ids)} tokens, and this model takes at most {max_model_len}. Shorten it, or send "
+            f"{name} has {len(token_ids)} tokens, and this model's maximum context length is {max_model_len} tokens. Shorten it, or send "
             "truncate_prompt_tokens (-1: as many as fit) to use its beginning only.",
             param=name,
             code="context_length_exceeded",

@@ -82,11 +82,13 @@ class Sampler:
     def graph_mode(self, rows: Sequence[int]) -> str | None:
         """How ``sample_rows`` may draw for these rows: greedy, random or truncated. None: a row needs more than drawing."""
         selection = self.state.select(rows)
-        if selection.features or selection.logprobs:
-            return None
-        if selection.all_greedy:
-            return GREEDY
-        return TRUNCATED if selection.truncates else RANDOM
+        return None if selection.features or selection.logprobs else _mode(selection)
+
+    def masked_mode(self, rows: Sequence[int]) -> str | None:
+        """The same for rows of which some follow a grammar, once its masks are applied."""
+        selection = self.state.select(rows)
+        others = any(feature is not self.state.grammar for feature, _ in selection.features)
+        return None if others or selection.logprobs else _mode(selection)
 
     def sample_rows(self, logits: torch.Tensor, row_index: torch.Tensor, positions: torch.Tensor, mode: str) -> torch.Tensor:
         """Draw without the host: for CUDA graphs, where only the tensors' values differ from step to step.
@@ -137,8 +139,7 @@ class Sampler:
             return torch.empty(0, dtype=torch.int64, device=logits.device)
         if self.on_cpu:
             return self._draw_on_cpu(logits, selection, step)
-        mode = GREEDY if selection.all_greedy else TRUNCATED if selection.truncates else RANDOM
-        return self.sample_rows(logits, step.row_index, step.position_index, mode)
+        return self.sample_rows(logits, step.row_index, step.position_index, _mode(selection))
 
     def _draw_on_cpu(self, logits: torch.Tensor, selection: Selection, step: StepInputs) -> torch.Tensor:
         if selection.all_greedy:
@@ -172,3 +173,7 @@ class Sampler:
             whole = logits.is_cuda and most == self.state.vocab_size
             groups.append(LogprobsGroup(indices[some], counts[some], tensors.start_copy() if whole else tensors))
         return groups
+
+
+def _mode(selection: Selection) -> str:
+    return GREEDY if selection.all_greedy else TRUNCATED if selection.truncates else RANDOM

@@ -27,9 +27,10 @@ from octavo.server.chat_endpoint import ChatEndpoint
 from octavo.server.completions import CompletionEndpoint
 from octavo.server.context import ServerContext, ServerEngine, new_request_id
 from octavo.server.embeddings import EmbeddingsEndpoint
-from octavo.server.errors import error_response, response_for
+from octavo.server.errors import response_for
 from octavo.server.limits import ClientDisconnect
 from octavo.server.messages import CountTokensEndpoint, MessagesEndpoint
+from octavo.server.messages_errors import is_messages_path, refusal_for
 from octavo.server.openapi import DocumentationRoutes
 from octavo.server.quota import KeyLimitMiddleware, KeyLimits
 from octavo.server.rerank import RerankEndpoint, ScoreEndpoint
@@ -71,6 +72,8 @@ class RequestMiddleware:
                 nonlocal status
                 status = message["status"]
                 message["headers"].append((b"x-request-id", request_id))
+                if is_messages_path(scope["path"]):
+                    message["headers"].append((b"request-id", request_id))  # the name that Anthropic's clients look for
             return send(message)
 
         scope["octavo.send"] = send  # for the chunks of streams, which need nothing of what is in between
@@ -200,7 +203,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         message = f"{path} does not take {request.method}; use {allowed}."
     else:
         message = str(error.detail)
-    return error_response(message, error.status_code, headers=dict(error.headers or {}))
+    return refusal_for(request.url.path, message, error.status_code, headers=dict(error.headers or {}))
 
 
 def _where_instead(request: Request, path: str) -> str:

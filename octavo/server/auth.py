@@ -9,8 +9,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo.server.errors import error_response
-from octavo.server.messages_errors import anthropic_response, is_messages_path
+from octavo.server.messages_errors import refusal_for
 
 # All that is open: whether the server lives, and pages that hold no data: how to call it, and the web page's own files.
 OPEN_PATHS = frozenset({"/health", "/ping", "/", "/docs"})
@@ -40,12 +39,10 @@ class ApiKeyMiddleware:
             raise RuntimeError(f"There is no {scope['type']} here.")  # and none without a key, should there ever be one
         key = self.key_of(scope["headers"])
         if key is None and not self.is_open(scope["method"], scope["path"]):
-            message, headers = "Incorrect or missing API key; send it as 'Authorization: Bearer KEY'.", {"WWW-Authenticate": "Bearer"}
-            if is_messages_path(scope["path"]):
-                response = anthropic_response(message, 401, headers)
-            else:
-                response = error_response(message, 401, code="invalid_api_key", headers=headers)
-            await response(scope, receive, send)
+            # LiteLLM tells this from a bad request by OpenAI's first words.
+            message = "Incorrect API key provided, or none; send it as 'Authorization: Bearer KEY'."
+            headers = {"WWW-Authenticate": "Bearer"}
+            await refusal_for(scope["path"], message, 401, code="invalid_api_key", headers=headers)(scope, receive, send)
             return
         scope["octavo.key"] = key or 0
         await self.app(scope, receive, send)

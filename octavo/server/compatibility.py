@@ -7,13 +7,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from octavo.server.fields import fields_of
+from octavo.server.messages_input import CountTokensRequest, MessagesRequest
 from octavo.server.openapi import Operation, served
+from octavo.server.responses_input import ResponsesRequest
 from octavo.server.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from octavo.server.schemas_pooling import EmbeddingsRequest, RerankRequest, ScoreRequest
 
 PAGE = Path("docs/compatibility.md")
 SCHEMAS = {
     "POST /v1/chat/completions": ChatRequest,
+    "POST /v1/responses": ResponsesRequest,
+    "POST /v1/messages": MessagesRequest,
+    "POST /v1/messages/count_tokens": CountTokensRequest,
     "POST /v1/completions": CompletionRequest,
     "POST /v1/embeddings": EmbeddingsRequest,
     "POST /v1/rerank, /v2/rerank, /rerank": RerankRequest,
@@ -25,11 +30,13 @@ HEAD = """# Compatibility
 
 Made by `python -m octavo.server.compatibility --write` from the schemas that requests are decoded with; do not edit it by hand.
 
-A field is **supported**; or **accepted** without effect, because OpenAI's clients send it and no token depends on it; or
-**refused** by name with a 400, unless its value asks for nothing (null, an empty list, OpenAI's default). Every other field is
-unknown, and refused with the nearest known name. `null` means not set. Fields marked OpenAI are in OpenAI's own schemas; the
-others have vLLM's names and meanings.
+A field is **supported**; or **accepted** without effect, because clients send it and no token depends on it; or
+**refused** by name with a 400, unless its value asks for nothing (null, an empty list, the API's default). Every other field is
+unknown, and refused with the nearest known name. `null` means not set. Fields marked OpenAI or Anthropic are in that API's own
+schemas; the others have vLLM's names and meanings. [clients.md](clients.md) says which clients are tested.
 """
+# Whose API a route is, where it isn't OpenAI's.
+ANTHROPIC = (MessagesRequest, CountTokensRequest)
 # Routes of OpenAI's and vLLM's servers that are not here; they answer 404.
 NOT_SERVED = [
     ("/v1/files, /v1/batches, /v1/uploads", "batches run offline: `octavo run-batch`"),
@@ -37,6 +44,8 @@ NOT_SERVED = [
     ("/v1/moderations", "there is no moderation model"),
     ("/v1/fine_tuning/*, /v1/evals/*", "Octavo serves models, it does not train them"),
     ("/v1/assistants, /v1/threads, /v1/conversations, /v1/vector_stores", "nothing is stored here"),
+    ("/v1/responses/{id} and what is under it, /v1/chat/completions/{id}", "no answer is stored"),
+    ("/v1/messages/batches", "batches run offline: `octavo run-batch`"),
     ("/v1/realtime", "no audio, no websockets"),
     ("/v1/load_lora_adapter, /sleep, /wake_up, /collective_rpc", "vLLM's routes for adapters and for developers"),
 ]
@@ -64,12 +73,12 @@ def _lines(operations: list[Operation]) -> Iterator[str]:
         yield ""
         yield f"## {title}"
         yield ""
-        yield "| field | | OpenAI | |"
+        yield f"| field | | {'Anthropic' if schema in ANTHROPIC else 'OpenAI'} | |"
         yield "| --- | --- | --- | --- |"
         order = {"supported": 0, "accepted": 1, "refused": 2}
         for field in sorted(fields_of(schema), key=lambda f: order[f.status]):
             note = field.note.replace("|", "\\|")
-            yield f"| `{field.name}` | {field.status} | {'yes' if field.openai else ''} | {note} |"
+            yield f"| `{field.name}` | {field.status} | {'yes' if field.official else ''} | {note} |"
 
 
 def current_page() -> str:

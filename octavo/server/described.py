@@ -1,9 +1,12 @@
-"""Descriptions of the routes of ``app.py``, ``chat.py``, ``completions.py`` and ``routes.py``; see ``openapi.py``."""
+"""Descriptions of the routes of ``app.py``: chat, completions, responses, messages and ``routes.py``; see ``openapi.py``."""
 
 from __future__ import annotations
 
 from octavo.server import answer_schemas as answers
+from octavo.server import typed_schemas as typed
+from octavo.server.messages_input import CountTokensRequest, MessagesRequest
 from octavo.server.openapi import document
+from octavo.server.responses_input import ResponsesRequest
 from octavo.server.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 document(
@@ -13,6 +16,31 @@ document(
     request=ChatRequest,
     response=answers.ChatCompletion,
     stream=answers.ChatCompletionChunk,
+)
+document(
+    "POST",
+    "/v1/responses",
+    summary="Answer a conversation, in OpenAI's newer API; stateless.",
+    request=ResponsesRequest,
+    response=typed.ResponseObject,
+    stream=typed.ResponseEvent,
+)
+document(
+    "POST",
+    "/v1/messages",
+    summary="Answer a conversation, in Anthropic's API.",
+    request=MessagesRequest,
+    response=typed.AnthropicMessage,
+    stream=typed.MessageEvent,
+    error=typed.AnthropicError,
+)
+document(
+    "POST",
+    "/v1/messages/count_tokens",
+    summary="How many tokens such a conversation has.",
+    request=CountTokensRequest,
+    response=typed.CountedTokens,
+    error=typed.AnthropicError,
 )
 document(
     "POST",

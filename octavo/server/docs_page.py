@@ -69,7 +69,8 @@ const bodyOf = (title, content, schemas) => {
   const parts = [make("h3", title)];
   for (const [media, described] of Object.entries(content || {})) {
     const line = make("div", "", make("code", media), " ");
-    line.append(...linked(typeOf(described.itemSchema || described.schema), schemas).childNodes);
+    const event = described.itemSchema?.properties.data.contentSchema;
+    line.append(...linked(typeOf(event || described.schema), schemas).childNodes);
     parts.push(line);
   }
   return parts;

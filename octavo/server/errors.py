@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+from collections.abc import Mapping
 
 import msgspec
 from starlette.responses import Response
@@ -54,6 +56,19 @@ def describe(error: BaseException) -> tuple[str, int, str | None, str | None]:
         return str(error), 500, None, "engine_error"
     logger.error("Internal error while serving a request", exc_info=error)
     return f"Internal server error ({type(error).__name__}); the server's log has the details.", 500, None, "internal_error"
+
+
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """``error`` with the names that fields have on another route. ``names``: chat's -> the route's; longer ones come first."""
+
+    def rename(text: str) -> str:
+        for old, new in names.items():
+            if re.match(re.escape(old) + r"(?!\w)", text):
+                return new + text[len(old) :]
+        return text
+
+    param = None if error.param is None else rename(error.param)
+    return RequestError(rename(str(error)), param=param, status=error.status, code=error.code, retry_after=error.retry_after)
 
 
 def response_for(error: BaseException) -> Response:

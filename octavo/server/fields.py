@@ -1,7 +1,8 @@
 """What each field of a request does here, as data: docs/compatibility.md and /openapi.json are made from it.
 
 The schemas say which fields there are, ``ACCEPTED`` and ``REFUSED`` which of them have no effect or are refused; what is left
-is supported, and has its line here. A test holds the three together, and to the fields that OpenAI's own client knows.
+is supported, and has its line here. A test holds the three together, and to the fields that the APIs' own clients know.
+``ACCEPTED`` and ``REFUSED`` of schemas.py are of chat and its kin; other APIs have their own, ``*_OF`` here.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from octavo.server import messages_input, responses_input
 from octavo.server.schemas import ACCEPTED, REFUSED
 
 Status = Literal["supported", "accepted", "refused"]
@@ -25,7 +27,27 @@ OPENAI_COMPLETIONS = frozenset(
     "temperature top_p user".split()
 )
 OPENAI_EMBEDDINGS = frozenset("dimensions encoding_format input model user".split())
-OPENAI = {"ChatRequest": OPENAI_CHAT, "CompletionRequest": OPENAI_COMPLETIONS, "EmbeddingsRequest": OPENAI_EMBEDDINGS}
+OPENAI_RESPONSES = frozenset(
+    "access_programs background background_options context_management conversation image include input instructions max_output_tokens "
+    "max_tool_calls metadata model moderation parallel_tool_calls previous_response_id prompt prompt_cache_key prompt_cache_options "
+    "prompt_cache_retention reasoning safety_identifier service_tier store stream stream_options temperature text tool_choice tools "
+    "top_logprobs top_p truncation user".split()
+)
+ANTHROPIC_COUNT = frozenset(
+    "cache_control context_management mcp_servers messages model output_config speed system thinking tool_choice tools".split()
+)
+ANTHROPIC_MESSAGES = ANTHROPIC_COUNT | frozenset(
+    "container diagnostics inference_geo max_tokens metadata service_tier stop_sequences stream temperature top_k top_p".split()
+)
+# Fields of the API that a route comes from. Only schemas of such APIs are here.
+OFFICIAL = {
+    "ChatRequest": OPENAI_CHAT,
+    "CompletionRequest": OPENAI_COMPLETIONS,
+    "EmbeddingsRequest": OPENAI_EMBEDDINGS,
+    "ResponsesRequest": OPENAI_RESPONSES,
+    "MessagesRequest": ANTHROPIC_MESSAGES,
+    "CountTokensRequest": ANTHROPIC_COUNT,
+}
 
 _BEGINNING = "Use the first k tokens of longer texts; -1: as many as fit."
 
@@ -73,7 +95,8 @@ SUPPORTED: dict[str, str] = {
     "CompletionRequest.logprobs": "The k likeliest tokens of each position, up to --max-logprobs (OpenAI: 5).",
     "best_of": "Generate so many, give back the n with the best mean log-probability; not in a stream.",
     "messages": "Roles system, developer, user, assistant and tool, with names and tool calls; content as text or as text parts. "
-    "Other parts (images, audio, files) are refused by name.",
+    "Other parts (images, audio, files) are refused by name. What clients add to answers (parsed, parsed_arguments, "
+    "provider_specific_fields) may come back, and has no effect.",
     "max_completion_tokens": "The newer name of max_tokens.",
     "ChatRequest.logprobs": "true: each token's log-probability, with its bytes.",
     "top_logprobs": "So many alternatives a token, up to --max-logprobs; needs logprobs.",
@@ -82,7 +105,7 @@ SUPPORTED: dict[str, str] = {
     "chat_template": "Another template; needs --trust-request-chat-template, for a template is a program.",
     "chat_template_kwargs": "Variables for the template.",
     "documents": "For templates that read them; refused for others.",
-    "reasoning_effort": "Handed to the template.",
+    "reasoning_effort": "Handed to templates that know the word; for others it bounds the reasoning's tokens.",
     "thinking_token_budget": "Most tokens of reasoning; then its end is forced.",
     "include_reasoning": "false: reasoning is generated and counted, but not sent.",
     "tools": "Functions that the model may call.",
@@ -113,7 +136,62 @@ SUPPORTED: dict[str, str] = {
     "ScoreRequest.truncate_prompt_tokens": _BEGINNING,
     "ScoreRequest.add_special_tokens": "Default true.",
     "tokens": "Token ids.",
+    "ResponsesRequest.input": "A text, or items: messages of text parts, function_call, function_call_output, reasoning. "
+    "Others are refused by name.",
+    "instructions": "A system message before the input.",
+    "ResponsesRequest.tools": "Functions that the model may call; tools that OpenAI runs are refused by name.",
+    "ResponsesRequest.tool_choice": "none, auto, required, a named function, or allowed_tools.",
+    "text": "format: text, json_object, or json_schema (always strict); verbosity: only medium.",
+    "max_output_tokens": "Most output tokens; without it what is left of the context. There is no least number.",
+    "ResponsesRequest.top_logprobs": 'So many alternatives a token, up to --max-logprobs; needs include: ["message.output_text.logprobs"].',
+    "include": "message.output_text.logprobs; reasoning.encrypted_content is taken, and there is none. Others are refused.",
+    "reasoning": "effort as reasoning_effort of chat; summary, generate_summary and context have no effect: reasoning is given whole.",
+    "ResponsesRequest.stop_token_ids": "Token ids that end the answer.",
+    "ResponsesRequest.stream": "Server-sent events with OpenAI's types; the last is response.completed, .incomplete or .failed.",
+    "ResponsesRequest.stream_options": "include_obfuscation: only false; the usage is always in the last event.",
+    "ResponsesRequest.metadata": "Given back in the response; nothing is stored.",
+    "MessagesRequest.messages": "Roles user, assistant and system; text, tool_use, tool_result and thinking blocks. "
+    "Images and documents are refused by name. A last message of the assistant's is continued.",
+    "system": "A text, or text blocks.",
+    "MessagesRequest.tools": "Tools with an input_schema; those that Anthropic runs are refused by name.",
+    "MessagesRequest.tool_choice": "auto, any, tool or none; disable_parallel_tool_use: at most one call.",
+    "thinking": "enabled with budget_tokens, adaptive, or disabled; without it the model's thoughts are not shown. "
+    "display: omitted leaves them out.",
+    "output_config": "effort as reasoning_effort of chat (xhigh and max are high); format: a json_schema, always kept.",
+    "MessagesRequest.max_tokens": "Most output tokens.",
+    "stop_sequences": "Up to 16 texts that end the answer; left out of it.",
+    "MessagesRequest.stream": "Server-sent events with Anthropic's types.",
+    "MessagesRequest.temperature": "0 is greedy; above 1 is taken, too.",
 }
+for _name in ("messages", "tools", "tool_choice"):
+    SUPPORTED[f"CountTokensRequest.{_name}"] = SUPPORTED[f"MessagesRequest.{_name}"]
+
+# Fields of other APIs than chat's that have no effect, and why. What is of the same name elsewhere says nothing here.
+ACCEPTED_OF: dict[str, dict[str, str]] = {
+    "ResponsesRequest": {name: why for name, why in ACCEPTED.items() if name != "metadata"}
+    | {"user": "names the end user, for OpenAI's abuse monitoring; given back in the response"},
+    "CountTokensRequest": {
+        "cache_control": "marks what Anthropic's cache keeps; the prefix cache here needs no marks",
+    },
+    "MessagesRequest": {
+        "cache_control": "marks what Anthropic's cache keeps; the prefix cache here needs no marks",
+        "metadata": "names the end user, for Anthropic's abuse monitoring",
+        "service_tier": "picks a price class at Anthropic; there is one here",
+        "inference_geo": "picks a region at Anthropic; this server is where it is",
+        "diagnostics": "asks why Anthropic's cache was missed; usage.cache_read_input_tokens says what was cached here",
+    },
+}
+_REFUSED_HINTS = {name: hint for name, (_, hint) in REFUSED.items()}
+REFUSED_OF: dict[str, dict[str, str]] = {
+    "ResponsesRequest": {
+        **responses_input.REFUSED,
+        "truncation": 'is not supported, other than "disabled": shorten the input yourself.',
+    },
+    "CountTokensRequest": {name: why for name, why in messages_input.REFUSED.items() if name != "container"},
+    "MessagesRequest": messages_input.REFUSED,
+}
+for _name in ("CountTokensRequest", "MessagesRequest"):
+    REFUSED_OF[_name] = {**REFUSED_OF[_name], "speed": 'is not supported, other than "standard".'}
 
 
 # Bounds as JSON schema has them, for /openapi.json; the checks themselves are SamplingParams' and BeamSearchParams'.
@@ -131,6 +209,7 @@ RANGES: dict[str, dict[str, float]] = {
     "seed": {"minimum": -(2**63), "maximum": 2**63 - 1},
     "max_tokens": _NATURAL,
     "max_completion_tokens": _NATURAL,
+    "max_output_tokens": _NATURAL,
     "min_tokens": _NATURAL,
     "prompt_logprobs": _NATURAL,
     "logprobs": _NATURAL,
@@ -146,36 +225,42 @@ RANGES: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Field:
-    """``note``: what it does, why it has no effect, or what is said to those who send it."""
+    """``note``: what it does, why it has no effect, or what is said to those who send it. ``official``: see OFFICIAL."""
 
     name: str
     status: Status
     note: str
-    openai: bool
+    official: bool
 
 
-def field_status(name: str) -> Status:
-    return "accepted" if name in ACCEPTED else "refused" if name in REFUSED else "supported"
+def field_of(schema: Any, name: str) -> Field | None:
+    """None for a schema or a field that has no line."""
+    owner = getattr(schema, "__name__", "")
+    accepted = ACCEPTED_OF.get(owner, ACCEPTED)
+    refused = REFUSED_OF.get(owner, _REFUSED_HINTS)
+    official = name in OFFICIAL.get(owner, ())
+    if name in accepted:
+        return Field(name, "accepted", f"{accepted[name]}.", official)
+    if name in refused:
+        return Field(name, "refused", refused[name], official)
+    note = SUPPORTED.get(f"{owner}.{name}") or SUPPORTED.get(name)
+    return None if note is None else Field(name, "supported", note, official)
 
 
 def field_note(schema: Any, name: str) -> str | None:
-    """The line of a field, or None for a schema or a field that has none."""
-    if name in ACCEPTED:
-        return f"Accepted without effect: {ACCEPTED[name]}."
-    if name in REFUSED:
-        return f"Refused: {REFUSED[name][1]}"
-    return SUPPORTED.get(f"{getattr(schema, '__name__', '')}.{name}") or SUPPORTED.get(name)
+    """The line of a field with its status, or None for a schema or a field that has none."""
+    field = field_of(schema, name)
+    if field is None:
+        return None
+    return {"supported": "", "accepted": "Accepted without effect: ", "refused": "Refused: "}[field.status] + field.note
 
 
 def fields_of(schema: Any) -> list[Field]:
     """Every field of a request struct, in its order. KeyError for one that has no line."""
-    own = OPENAI.get(schema.__name__, frozenset())
     result = []
     for name in schema.__struct_fields__:
-        note = field_note(schema, name)
-        if note is None:
+        field = field_of(schema, name)
+        if field is None:
             raise KeyError(f"{schema.__name__}.{name} has no line in octavo/server/fields.py")
-        result.append(
-            Field(name, field_status(name), note.removeprefix("Accepted without effect: ").removeprefix("Refused: "), name in own)
-        )
+        result.append(field)
     return result

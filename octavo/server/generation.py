@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ from octavo.server import sse
 from octavo.server.answers import PLAIN, AnswerPlan
 from octavo.server.caps import check_logprobs_size
 from octavo.server.context import ServerContext
-from octavo.server.errors import body_for, response_for
+from octavo.server.errors import body_for, renamed, response_for
 from octavo.server.limits import ChunkSink, ClientDisconnect, read_body
 from octavo.server.prompts import Prompt
 from octavo.server.schemas import GenerationRequest
@@ -318,6 +318,7 @@ class GenerationEndpoint:
     """
 
     id_prefix = ""
+    names: Mapping[str, str] = {}  # of chat's fields on this route, for error messages
 
     def __init__(self, context: ServerContext) -> None:
         self.context = context
@@ -357,6 +358,8 @@ class GenerationEndpoint:
             scope["octavo.usage"] = job.usage()
 
     async def _fail(self, error: BaseException, scope: Scope, receive: Receive, events: EventStream) -> None:
+        if isinstance(error, RequestError) and self.names:
+            error = renamed(error, self.names)
         if events.started:
             last = events.last_words(error) if events.last_words is not None else sse.event(body_for(error))
             await events.write(last, more=False)

@@ -16,7 +16,7 @@ from octavo.server.chat_plan import chat_job
 from octavo.server.generation import EventStream, GenerationEndpoint, GenerationError, Job
 from octavo.server.limits import decode
 from octavo.server.messages_errors import anthropic_last_words, anthropic_refusal
-from octavo.server.messages_input import chat_request, count_decoder, messages_decoder
+from octavo.server.messages_input import NAMES, chat_request, count_decoder, messages_decoder
 from octavo.server.messages_output import STOP_REASONS, ContentBlocks, TypedEvent, frame, usage_json
 from octavo.server.prompts import chat_prompt
 from octavo.server.tools import tool_use
@@ -24,6 +24,7 @@ from octavo.server.tools import tool_use
 
 class MessagesEndpoint(GenerationEndpoint):
     id_prefix = "msg_"
+    names = NAMES
 
     async def job(self, body: bytes, scope: Scope, start: float) -> Job:
         request = chat_request(decode(messages_decoder, body), self.context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from starlette.responses import Response
 
-from octavo.server.errors import describe
+from octavo.server.errors import describe, error_response, retry_headers
 
 PATH = "/v1/messages"  # and what is under it
 
@@ -36,7 +36,15 @@ def anthropic_response(message: str, status: int, headers: dict[str, str] | None
 def anthropic_refusal(error: BaseException) -> Response:
     """The answer to a request that failed before anything was said."""
     message, status, _, _ = describe(error)
-    return anthropic_response(message, status)
+    retry_after = getattr(error, "retry_after", None)
+    return anthropic_response(message, status, None if retry_after is None else retry_headers(retry_after))
+
+
+def refusal_for(path: str, message: str, status: int, *, code: str | None = None, headers: dict[str, str] | None = None) -> Response:
+    """An error in the shape that clients of ``path`` know, for what is refused before its endpoint."""
+    if is_messages_path(path):
+        return anthropic_response(message, status, headers)
+    return error_response(message, status, code=code, headers=headers)
 
 
 def anthropic_last_words(error: BaseException) -> bytes:

@@ -72,6 +72,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     # refused by name
     mcp_servers: Any = None
     context_management: Any = None
+    speed: str | None = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
@@ -88,7 +89,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     diagnostics: Any = None
     # refused by name
     container: Any = None
-    speed: str | None = None
     # EXTRAS
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -106,6 +106,14 @@ REFUSED = {
     "context_management": "is not supported: shorten the messages yourself.",
     "container": "is not supported: this server runs no code.",
 }
+# The chat request's fields as this route names them, for error messages.
+NAMES = {
+    "stop": "stop_sequences",
+    "response_format.json_schema": "output_config.format",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
 
 
 def chat_request(request: CountTokensRequest, context: ServerContext) -> ChatRequest:
@@ -113,7 +121,7 @@ def chat_request(request: CountTokensRequest, context: ServerContext) -> ChatReq
     for name, hint in REFUSED.items():
         if getattr(request, name, None):
             raise RequestError(f"{name} {hint}", param=name, code="unsupported_field")
-    if getattr(request, "speed", None) not in (None, "standard"):
+    if request.speed not in (None, "standard"):
         raise RequestError('speed is not supported, other than "standard".', param="speed")
     messages = _messages(request)
     chat = ChatRequest(
@@ -268,7 +276,7 @@ def _block_text(block: Any, where: str) -> str:
     if kind != "text":
         shown = repr(kind) if isinstance(kind, str) else "without a type"
         raise RequestError(f"{where}: a block {shown[:80]} is not supported here; this model takes text only.", param=f"{where}.type")
-    _known(block, ("type", "text", "cache_control", "citations"), where)
+    _known(block, ("type", "text", "cache_control", "citations", "parsed_output"), where)
     if block.get("citations"):
         raise RequestError(f"{where}.citations is not supported.", param=f"{where}.citations")
     return _string(block, "text", where)

@@ -292,7 +292,7 @@ class MockEngine:
         need = len(prompt_token_ids) + (0 if params.max_tokens == 0 else 1)
         if need > self.max_model_len:
             raise RequestError(
-                f"The prompt has {len(prompt_token_ids)} tokens; this model's context is {self.max_model_len} tokens, output included.",
+                f"The prompt has {len(prompt_token_ids)} tokens; this model's maximum context length is {self.max_model_len} tokens.",
                 param="prompt",
                 code="context_length_exceeded",
             )

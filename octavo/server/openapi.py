@@ -32,7 +32,8 @@ class Operation:
     """One method of one path. ``path`` as in the app's route.
 
     request, response: types that msgspec knows; None for no body. stream: the type of a server-sent event's data, for
-    operations that answer as a stream with ``stream: true``. media: of the response, when it is not JSON.
+    operations that answer as a stream with ``stream: true``. media: of the response, when it is not JSON. error: the type of
+    what is said when something was wrong.
     """
 
     method: str
@@ -42,9 +43,12 @@ class Operation:
     response: Any = None
     stream: Any = None
     media: tuple[str, ...] = (JSON,)
+    error: Any = ErrorBody
 
     @property
     def tag(self) -> str:
+        if self.path.startswith("/v1/messages"):
+            return "Anthropic"
         return "OpenAI" if self.path.startswith("/v1/") else "Server"
 
 
@@ -60,9 +64,10 @@ def document(
     response: Any = None,
     stream: Any = None,
     media: tuple[str, ...] = (JSON,),
+    error: Any = ErrorBody,
 ) -> None:
     """Describe an operation; a second description of the same one replaces the first."""
-    OPERATIONS[method, path] = Operation(method, path, summary, request, response, stream, media)
+    OPERATIONS[method, path] = Operation(method, path, summary, request, response, stream, media, error)
 
 
 def documented(method: str, path: str, **description: Any) -> Callable[[T], T]:
@@ -101,8 +106,7 @@ def openapi_document(
 ) -> dict[str, Any]:
     """An OpenAPI 3.1 document of the routes. ``needs_key``: all but ``open_paths`` want an API key."""
     operations = list(served(routes))
-    types = [t for o in operations for t in (o.request, o.response, o.stream) if t is not None]
-    types.append(ErrorBody)
+    types = [t for o in operations for t in (o.request, o.response, o.stream, o.error) if t is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     schema_of = {id(t): schema for t, schema in zip(types, schemas)}
     _describe_fields(types, components)
@@ -118,8 +122,8 @@ def openapi_document(
         "info": {
             "title": "Octavo",
             "version": version,
-            "description": "A server for large language models that speaks OpenAI's API. Fields that are not OpenAI's have vLLM's "
-            "names and meanings. Unknown fields are refused; null means not set.",
+            "description": "A server for large language models that speaks OpenAI's and Anthropic's APIs. Fields that are not "
+            "theirs have vLLM's names and meanings. Unknown fields are refused; null means not set.",
         },
         "paths": paths,
         "components": {"schemas": components},
@@ -146,7 +150,7 @@ def _operation(operation: Operation, schema_of: Callable[[Any], Any]) -> dict[st
         result["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
     if operation.request is not None:
         result["requestBody"] = {"required": True, "content": {JSON: {"schema": schema_of(operation.request)}}}
-    error = {"description": "What was wrong", "content": {JSON: {"schema": schema_of(ErrorBody)}}}
+    error = {"description": "What was wrong", "content": {JSON: {"schema": schema_of(operation.error)}}}
     content: dict[str, Any] = {}
     for media in operation.media:
         if media == JSON and operation.response is not None:
@@ -154,8 +158,9 @@ def _operation(operation: Operation, schema_of: Callable[[Any], Any]) -> dict[st
         elif media != JSON:
             content[media] = {"schema": {"type": "string"}}
     if operation.stream is not None:
-        # The body is events; what each one holds stands beside the schema, which can only describe the whole.
-        content["text/event-stream"] = {"schema": {"type": "string"}, "itemSchema": schema_of(operation.stream)}
+        # As OpenAPI 3.2 has it; readers of 3.1 pass it over. One event as an object, whose data is JSON (or the word [DONE]).
+        data = {"type": "string", "contentMediaType": JSON, "contentSchema": schema_of(operation.stream)}
+        content["text/event-stream"] = {"itemSchema": {"type": "object", "required": ["data"], "properties": {"data": data}}}
     ok: dict[str, Any] = {"description": "OK"}
     if content:
         ok["content"] = content

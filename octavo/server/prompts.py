@@ -127,6 +127,7 @@ async def chat_prompt(request: ChatRequest | TokenizeRequest, context: ServerCon
         raise RequestError("messages must not be empty.", param="messages")
     knows_developer = "developer" in (getattr(template, "source", None) or getattr(tokenizer, "chat_template", None) or "")
     messages = [template_message(message, f"messages[{i}]", knows_developer) for i, message in enumerate(request.messages)]
+    _name_results(messages)
     if context.parsers.text_tools and (tools or any("tool_calls" in m or m["role"] == "tool" for m in messages)):
         messages, tools = with_tools_as_text(messages, tools), None
     variables = _template_variables(request, getattr(template, "whole_source", None) or "")
@@ -200,6 +201,16 @@ def template_message(message: Message, where: str, knows_developer: bool) -> dic
     if isinstance(message, AssistantMessage):
         _add_assistant_fields(message, result, where)
     return result
+
+
+def _name_results(messages: list[dict[str, Any]]) -> None:
+    """Some templates want the function's name beside a result; OpenAI's clients send the call's id alone."""
+    names: dict[str, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        if message["role"] == "tool" and "name" not in message and message.get("tool_call_id") in names:
+            message["name"] = names[message["tool_call_id"]]
 
 
 def _add_assistant_fields(message: AssistantMessage, result: dict[str, Any], where: str) -> None:

@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.config import ServerOptions
 from octavo.metrics.cells import Cells
-from octavo.server.errors import error_response, retry_headers
+from octavo.server.errors import retry_headers
+from octavo.server.messages_errors import refusal_for
 
 COUNTED = frozenset({"POST"})  # what makes work
 BUSY_RETRY_S = 1.0  # when a request may end, nobody knows
@@ -128,7 +129,7 @@ class KeyLimitMiddleware:
         if refusal is not None:
             extra = {name.decode(): value.decode() for name, value in limits.headers(key)}
             headers = {**extra, **retry_headers(refusal.retry_after)}
-            await error_response(refusal.message, 429, code=refusal.code, headers=headers)(scope, receive, send)
+            await refusal_for(scope["path"], refusal.message, 429, code=refusal.code, headers=headers)(scope, receive, send)
             return
 
         def send_with_headers(message: Message) -> Any:

@@ -9,27 +9,25 @@ from typing import Any
 import msgspec
 from starlette.types import Scope
 
-from octavo.errors import RequestError
+from octavo.frontend.outputs import RequestOutput
 from octavo.server.answers import Step, StepReader, plain_text, read_steps
 from octavo.server.chat_plan import chat_job
 from octavo.server.errors import describe
 from octavo.server.generation import EventStream, GenerationEndpoint, Job
 from octavo.server.limits import decode
 from octavo.server.logprobs import chat_logprobs
-from octavo.server.responses_input import ResponsesRequest, chat_request, renamed, responses_decoder
+from octavo.server.responses_input import NAMES, ResponsesRequest, chat_request, responses_decoder
 from octavo.server.responses_output import OutputItems, TypedEvent, frame, usage_json
 
 
 class ResponsesEndpoint(GenerationEndpoint):
     id_prefix = "resp_"
+    names = NAMES
 
     async def job(self, body: bytes, scope: Scope, start: float) -> Job:
         sent = decode(responses_decoder, body)
-        try:
-            request = chat_request(sent)
-            job = await chat_job(request, self.context, self.response_id(request, scope), start)
-        except RequestError as error:
-            raise renamed(error) from None
+        request = chat_request(sent)
+        job = await chat_job(request, self.context, self.response_id(request, scope), start)
         job.source = sent
         return job
 
@@ -46,10 +44,16 @@ class ResponsesEndpoint(GenerationEndpoint):
     async def stream(self, job: Job, events: EventStream) -> None:
         response = _Response(job, keep_broken=True)
         events.last_words = response.failed
-        begun = {"response": response.body("in_progress")}
-        await events.write(response.frames([("response.created", begun), ("response.in_progress", begun)]))
         reader = StepReader(job)
-        await events.follow(job, lambda output: response.frames_of(reader.read(output)), reader.ended)
+
+        def frames_of(output: RequestOutput) -> bytes:
+            first = b""
+            if not events.started:  # not before: a schema that can't be kept is then a plain error
+                begun = {"response": response.body("in_progress")}
+                first = response.frames([("response.created", begun), ("response.in_progress", begun)])
+            return first + response.frames_of(reader.read(output))
+
+        await events.follow(job, frames_of, reader.ended)
         frames = response.frames(response.end())
         kind = f"response.{response.status}"
         await events.write(frames + response.frames([(kind, {"response": response.body()})]), more=False)

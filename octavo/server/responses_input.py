@@ -97,6 +97,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     max_tool_calls: int | None = None
     context_management: Any = None
     moderation: Any = None
+    background_options: Any = None
+    image: Any = None
+    access_programs: Any = None
     # EXTRAS
     top_k: int | None = None
     min_p: float | None = None
@@ -126,26 +129,21 @@ REFUSED = {
     "max_tool_calls": "is not supported: this server runs no tools itself.",
     "context_management": "is not supported: shorten the input yourself.",
     "moderation": "is not supported: this server does not moderate.",
+    "background_options": "is not supported: this server stores no responses; stream instead.",
+    "image": "is not supported: this model answers in text.",
+    "access_programs": "is not supported: there are none here.",
 }
 # The chat request's fields as this route names them, for error messages.
-_NAMES = {
+NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
     "logprobs": "top_logprobs",
     "verbosity": "text.verbosity",
 }
-
-
-def renamed(error: RequestError) -> RequestError:
-    """``error`` with the field's name on this route."""
-    head, dot, rest = (error.param or "").partition(".")
-    name, bracket, index = head.partition("[")
-    if name in _NAMES:
-        error.param = _NAMES[name] + bracket + index + dot + rest
-    return error
 
 
 def chat_request(request: ResponsesRequest) -> ChatRequest:
@@ -166,6 +164,7 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
         model=request.model,
         messages=_messages(request),
         stream=request.stream,
+        stream_options=request.stream_options,
         tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())] or None,
         tool_choice=_tool_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
@@ -284,7 +283,7 @@ class _Items:
         return message
 
     def _call(self, item: dict[str, Any], where: str) -> None:
-        _known(item, ("type", "id", "call_id", "name", "arguments", "status", "namespace", "caller"), where)
+        _known(item, ("type", "id", "call_id", "name", "arguments", "status", "namespace", "caller", "parsed_arguments"), where)
         call_id, name, arguments = (_string(item, key, where) for key in ("call_id", "name", "arguments"))
         self.names[call_id] = name
         message = self.calling or self._assistant(None)

@@ -22,12 +22,14 @@ INDEX = """Octavo {version} runs here{serves}.
 
 It speaks OpenAI's API. The base URL for clients is this address followed by /v1.
 
-    POST /v1/chat/completions    chat, also as a stream
+    POST /v1/chat/completions    chat, also as a stream; /v1/responses and Anthropic's /v1/messages do the same
     POST /v1/completions         text completion
+    POST /v1/embeddings          vectors of texts; /v1/rerank and /v1/score compare them
     GET  /v1/models              the names to ask for
     POST /tokenize, /detokenize  text to token ids, and back
     GET  /health, /ping          200 while the engine lives
     GET  /metrics                for Prometheus
+    GET  /docs                   every route and field
 
 In a terminal: octavo chat --url (this address)/v1
 """

@@ -152,8 +152,12 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
 
 
 class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields behind ``arguments`` are clients' own: they put them into answers, and send them back without being asked."""
+
     name: str
     arguments: str | dict[str, Any]
+    parsed_arguments: Any = None  # OpenAI's client for Node
+    provider_specific_fields: Any = None  # LiteLLM
 
 
 class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -163,6 +167,7 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: str = "function"
     function: FunctionCall
     index: int | None = None
+    provider_specific_fields: Any = None
 
 
 Content = str | list[str | dict[str, Any]]
@@ -184,7 +189,8 @@ class UserMessage(msgspec.Struct, tag_field="role", tag="user", kw_only=True, fo
 
 
 class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", kw_only=True, forbid_unknown_fields=True):
-    """An earlier answer, as clients dump it: with nulls for what it did not have."""
+    """An earlier answer, as clients dump it: with nulls for what it did not have, and with ``parsed`` and
+    ``provider_specific_fields``, which are their own and say nothing that the others don't."""
 
     content: Content | None = None
     name: str | None = None
@@ -195,6 +201,8 @@ class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", kw_onl
     annotations: Any = None
     audio: Any = None
     function_call: Any = None
+    parsed: Any = None
+    provider_specific_fields: Any = None
 
 
 class ToolMessage(msgspec.Struct, tag_field="role", tag="tool", kw_only=True, forbid_unknown_fields=True):
@@ -290,6 +298,7 @@ def check_refused(request: GenerationRequest) -> None:
                 raise RequestError(f"{name} {hint}", param=name, code="unsupported_field")
 
 
+_TRUNCATIONS = "top_k, top_p and min_p are what there is."
 # Fields of other programs and of the other route -> what to do.
 _ELSEWHERE: dict[str, str] = {
     "messages": "messages go to /v1/chat/completions.",
@@ -303,6 +312,24 @@ _ELSEWHERE: dict[str, str] = {
     "num_ctx": "the context is set when the server starts: --max-model-len.",
     "options": "sampling fields stand beside the others, not in an object.",
     "parameters": "sampling fields stand beside the others, not in an object.",
+    "best_of": "it belongs to /v1/completions; here n gives so many answers.",
+    "guided_decoding_backend": "leave it out, there is one backend.",
+    "guided_whitespace_pattern": "leave it out; white space in JSON is bounded.",
+    "enable_thinking": 'send chat_template_kwargs: {"enable_thinking": true or false}.',
+    "think": 'send chat_template_kwargs: {"enable_thinking": true or false}, or reasoning_effort.',
+    "separate_reasoning": "leave it out; reasoning is told apart where --reasoning-parser or the model says how.",
+    "format": "send response_format or structured_outputs.",
+    "json_schema": "send response_format or structured_outputs.",
+    "regex": 'send structured_outputs: {"regex": …}.',
+    "ebnf": 'send structured_outputs: {"grammar": …}.',
+    "grammar": 'send structured_outputs: {"grammar": …}.',
+    "cache_prompt": "leave it out; equal beginnings of prompts are always cached.",
+    "keep_alive": "leave it out; the model stays loaded.",
+    "truncation_side": "leave it out; truncate_prompt_tokens keeps the end of a prompt.",
+    "typical_p": _TRUNCATIONS,
+    "top_a": _TRUNCATIONS,
+    "mirostat": _TRUNCATIONS,
+    "lora_path": "serve a merged checkpoint; adapters are not supported.",
     "extra_body": "it is an argument of the openai client; over HTTP its fields stand beside the others.",
 }
 

@@ -1,5 +1,5 @@
 """The mixed load (random prompts and answers of 100 to 1,024 tokens), step by step: which steps are captured, what each kind costs
-the host, and how long the host waits for the GPU.   usage: mixed_load.py MODELDIR [requests] [--again]"""
+the host, and how long the host waits for the GPU.   usage: mixed_load.py MODELDIR [requests …]"""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from octavo.frontend.inputs import Prompt
 
 def main() -> None:
     llm = LLM(model=sys.argv[1], load_format="dummy", skip_tokenizer_init=True, max_model_len=4096, enable_prefix_caching=False)
-    for run in range(2):
-        measure(llm, int(sys.argv[2]) if len(sys.argv) > 2 else 256, run)
+    for run, count in enumerate([int(word) for word in sys.argv[2:]] or [256, 256]):
+        measure(llm, count, run)
 
 
 def measure(llm: LLM, count: int, run: int) -> None:

@@ -103,9 +103,19 @@ def test_a_plot_without_matplotlib_is_an_error_before_the_load(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], free_port: int
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["bench", "sweep", "--port", str(free_port)]) == 2
-    error = capsys.readouterr().err
-    assert "octavo[bench]" in error and "--plot none" in error
+    assert main(["bench", "sweep", "--port", str(free_port), "--plot", "mine.png"]) == 2
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_the_plot_that_was_not_asked_for_is_left_out_without_matplotlib(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from octavo.bench.plot import plot_name
+
+    assert plot_name("none") is None and plot_name("mine.png") == "mine.png" and plot_name(None) == "sweep.png"
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert plot_name(None) is None
+    assert "No plot: matplotlib is not installed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

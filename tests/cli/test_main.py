@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -22,6 +22,11 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "octavo", *words], capture_output=True, text=True, timeout=60)
 
 
+def children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["chat", "--help"], ["generate", "--help"], ["--version"]])
 def test_help_is_quick_and_light(words: list[str]) -> None:
     code = (
@@ -31,10 +36,10 @@ def test_help_is_quick_and_light(words: list[str]) -> None:
         "print('LOADED', *sorted({name.split('.')[0] for name in sys.modules}))"
     )
     seconds = []
-    for _ in range(3):  # the best of three: the machine may be busy
-        start = time.perf_counter()
+    for _ in range(3):  # the best of three, and in CPU time: the machine may be busy
+        start = children_cpu_s()
         done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(children_cpu_s() - start)
         assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.splitlines()[-1].split()[1:])
     assert not loaded & {"torch", "transformers", "starlette", "uvicorn", "numpy", "tokenizers", "rich", "asyncio", "yaml", "http"}
@@ -99,6 +104,9 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert "secret" not in text and "HF_TOKEN" in report["Environment"]
     assert main(["doctor"]) == 0
     assert "hub cache" in capsys.readouterr().out
+    monkeypatch.setattr(doctor, "environment_facts", dict)
+    assert main(["doctor"]) == 0
+    assert "nothing that concerns Octavo is set" in capsys.readouterr().out
 
 
 def test_doctor_survives_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,9 @@ def test_a_model_has_no_demo_line(served: Served, capsys: pytest.CaptureFixture[
         (["--enforce-eager"], "enforce_eager", True),
         (["--disable-log-requests"], "disable_log_requests", True),
         (["--enable-log-requests"], "disable_log_requests", False),
+        (["--no-enable-log-requests"], "disable_log_requests", True),
+        (["-asc", "2"], "api_server_count", 2),
+        (["--generation-config", "vllm"], "generation_config", "vllm"),
         (["--load-format", "dummy"], "load_format", "dummy"),
         (["--api-key", "a", "--api-key", "b"], "api_key", ("a", "b")),
         (["--api-key", "a_b", "m"], "api_key", ("a_b",)),
@@ -113,11 +116,15 @@ def test_every_field_has_a_flag(served: Served) -> None:
         (["--n_gpu_layers=99"], "unknown flag --n-gpu-layers; leave it out"),
         (["--enable-prefix-caching=False"], "--enable-prefix-caching takes no value; write --enable-prefix-caching or --no-enable-"),
         (["--disable_log_requests=1"], "write --disable-log-requests or --enable-log-requests"),
-        (["-pp", "2"], "-pp is a flag of vLLM that Octavo does not support yet"),
+        (["-pp", "2"], "-pp is a flag of vLLM that Octavo does not have. A model runs on one GPU"),
         (["--pipeline_parallel_size", "2"], "--pipeline-parallel-size is a flag of vLLM"),
         (["--enable-lora"], "--enable-lora is a flag of vLLM"),
         (["--no-enable-lora"], "--no-enable-lora is a flag of vLLM"),
         (["--hf-overrides.rope_theta", "1"], "is a flag of vLLM"),
+        (["--data-parallel-size", "2"], "Start a server for each GPU"),
+        (["--moe-backend", "x"], "--moe-backend is a flag of vLLM that Octavo does not have. Leave it out."),
+        (["-O3"], "-O3 is a flag of vLLM"),
+        (["-q", "awq"], "--quantization awq is not supported yet; serve the unquantized model, or a GGUF file"),
         (["--port", "x"], "--port: 'x' is not a number"),
         (["--port"], "--port: expected one argument"),
         (["--port", "70000"], "--port must be between 0"),
@@ -194,6 +201,14 @@ def test_configuration_file(served: Served, tmp_path: Path) -> None:
     assert parsed(served, "--config", str(path), "b/model")[0].model == "b/model"
 
 
+def test_switches_in_a_configuration_file(served: Served, tmp_path: Path) -> None:
+    path = tmp_path / "octavo.yaml"
+    path.write_text("enable-log-requests: false\nno-enable-prefix-caching: true\noverride-pooler-config: '{}'\ngeneration-config: vllm\n")
+    config, options = parsed(served, "--config", str(path))
+    assert (options.disable_log_requests, config.enable_prefix_caching) == (True, False)
+    assert (config.pooler_config, config.generation_config) == ("{}", "vllm")
+
+
 def test_configuration_file_json(served: Served, tmp_path: Path) -> None:
     path = tmp_path / "octavo.json"
     path.write_text(json.dumps({"port": 9000, "kv-cache-memory-bytes": "1G", "max-num-batched-tokens": "auto", "itl-slo-ms": 20}))
@@ -212,6 +227,10 @@ def test_configuration_file_json(served: Served, tmp_path: Path) -> None:
         ("enforce-eager: yes please", "enforce-eager must be of type bool"),
         ("load-format: pickle", "--load-format must be one of"),
         ("log-level: loud", "--log-level must be one of"),
+        ("enable-lora: true", "'enable-lora' is a flag of vLLM that Octavo does not have. Serve a merged checkpoint"),
+        ("moe_backend: x", "'moe_backend' is a flag of vLLM that Octavo does not have. Leave it out."),
+        ("ctx-size: 5", "unknown option 'ctx-size'; write --max-model-len."),
+        ("no-port: true", "no-port must be of type int"),
         ("just text", "must hold a mapping"),
         ("a: [", "not valid YAML"),
         ("trust-remote-code: true", "--trust-remote-code is refused"),

@@ -98,7 +98,7 @@ def test_token_ids_and_dimensions(client: openai.OpenAI, server: RunningServer, 
 
 def test_long_texts_are_refused_by_name(client: openai.OpenAI, server: RunningServer) -> None:
     long = "word " * 300
-    with pytest.raises(openai.BadRequestError, match=r"input\[1\] has 302 tokens, and this model takes at most 256") as error:
+    with pytest.raises(openai.BadRequestError, match=r"input\[1\] has 302 tokens, and this model's maximum context length is 256") as error:
         client.embeddings.create(model="minilm", input=["ok", long])
     assert error.value.param == "input[1]" and error.value.code == "context_length_exceeded"
     assert httpx.get(server.url + "/v1/models").json()["data"][0]["max_model_len"] == 256

@@ -168,7 +168,7 @@ def test_truncation_keeps_the_beginning(tiny: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompts", "options", "match"),
     [
-        (["ok", "x" * 65], {}, r"prompts\[1\] has 65 tokens, and this model takes at most 64"),
+        (["ok", "x" * 65], {}, r"prompts\[1\] has 65 tokens, and this model's maximum context length is 64 tokens"),
         ([[]], {}, "is empty"),
         ([[1, 288]], {}, "vocabulary"),
         (["a"], {"dimensions": 0}, "between 1 and 64"),

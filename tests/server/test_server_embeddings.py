@@ -85,7 +85,7 @@ def test_a_big_batch_keeps_its_order(server: Any, client: openai.OpenAI) -> None
         ("/v1/embeddings", {"input": [10**30]}, 400, "", None),
         ("/v1/embeddings", {"input": {"text": "a"}}, 400, "input", "input"),
         ("/v1/embeddings", {"input": ["a"] * 2049}, 400, "at most 2048 entries, got 2049", "input"),
-        ("/v1/embeddings", {"input": ["ok", "a" * 2049]}, 400, "input[1] has 2049 tokens, and this model takes at most 2048", "input[1]"),
+        ("/v1/embeddings", {"input": ["ok", "a" * 2049]}, 400, "input[1] has 2049 tokens, and this model's maximum context", "input[1]"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, 400, "float, base64", "encoding_format"),
         ("/v1/embeddings", {"input": "a", "dimensions": 9}, 400, "between 1 and 8", "dimensions"),
         ("/v1/embeddings", {"input": "a", "dimensions": 0}, 400, "between 1 and 8", "dimensions"),

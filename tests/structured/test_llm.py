@@ -153,6 +153,27 @@ def test_batches_change_no_token(
     llm.shutdown()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_second_half_of_a_step_runs_like_a_captured_one(
+    folder: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    monkeypatch.setenv("OCTAVO_STEPS_AHEAD", "1")
+    monkeypatch.setenv("OCTAVO_DECODE_GRAPHS", "1")
+    ahead = make_llm(folder)
+    graphs = ahead.executor.runner.graphs
+    draw, drawn = graphs.draw, []
+    monkeypatch.setattr(graphs, "draw", lambda rows, *rest: drawn.append(len(rows)) or draw(rows, *rest))
+    prompts = [f"number {i} of" for i in range(7)]
+    params = [
+        SamplingParams(temperature=temperature, seed=i, max_tokens=30, structured_outputs=CONSTRAINTS[-1 if i % 3 == 2 else i % 3])
+        for i in range(7)
+    ]
+    got = essence(ahead.generate(prompts, params, use_tqdm=False))
+    assert got == [essence(llm.generate(p, q, use_tqdm=False))[0] for p, q in zip(prompts, params, strict=True)]
+    assert len(drawn) > 10 and max(drawn) == 7
+    ahead.shutdown()
+
+
 def test_spellings(llm: LLM) -> None:
     def text(value: Any) -> str:
         return llm.generate("p", SamplingParams(temperature=0, max_tokens=40, structured_outputs=value), use_tqdm=False)[0].outputs[0].text
