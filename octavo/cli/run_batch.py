@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli import flags, options
 from octavo.config import EngineConfig, ServerOptions
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, OctavoError
 from octavo.log import setup_logging
 
 if TYPE_CHECKING:
@@ -95,14 +95,19 @@ async def _run(args: argparse.Namespace, config: EngineConfig, server: ServerOpt
 
         app = create_app(engine, server, model_names(config, server), scheduling_policy=config.scheduling_policy)
         bar = _Bar(source)
-        with source.open("rb") as lines, target.open("ab" if done else "wb") as output:
-            try:
+        try:
+            with source.open("rb") as lines, target.open("ab" if done else "wb") as output:
                 concurrency = args.max_concurrency or 2 * config.rows
                 batch = BatchRun(app, output, concurrency, args.in_order, done, bar, engine.is_healthy)
                 return await batch.run(iter(lines))
-            finally:
-                bar.close()
-                app.state.context.pool.shutdown(wait=False, cancel_futures=True)
+        except OSError as error:  # a full disk, most often; closing the file says it once more
+            raise OctavoError(
+                f"Reading {source} or writing {target} failed: {error.strerror or error}. What was written before is kept: "
+                "run it again with --resume."
+            ) from None
+        finally:
+            bar.close()
+            app.state.context.pool.shutdown(wait=False, cancel_futures=True)
     finally:
         await engine.shutdown()
 

@@ -136,10 +136,12 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         prompt: str | None = None,
+        arrival_time: float | None = None,
         taker: Taker | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Yield deltas until every one of the request's sequences has finished; closing the iterator aborts it.
 
+        ``arrival_time``: ``time.time()`` of what it is a part of, whose place in the queue it takes. None: now.
         ``taker`` may have them first, while the reader waits, all but the last (see ``Taker``).
         Raises RequestError before the first yield for a request that can't be served, EngineDeadError if the engine dies.
         """
@@ -160,7 +162,7 @@ class AsyncLLM:
                 encode_bad_word=self.tokenizer.encode_bad_word if self.tokenizer else None,
                 grammar=grammar,
             ),
-            arrival_time=time.time(),
+            arrival_time=time.time() if arrival_time is None else arrival_time,
             priority=priority,
             cache_salt=cache_salt,
         )

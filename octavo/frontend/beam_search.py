@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -231,13 +232,15 @@ async def beam_generate(
         max_model_len=engine.max_model_len,
     )
     first: RequestOutput | None = None
+    arrived = time.time()  # each step keeps the search's place in the queue, or a busy engine would never finish it
     step = 0
 
     async def ask(token_ids: list[int], beam: int) -> RequestOutput:
         step_params = search.step_params
         if step == 0 and prompt_logprobs is not None:
             step_params = msgspec.structs.replace(step_params, prompt_logprobs=prompt_logprobs)
-        stream = engine.generate(token_ids, step_params, request_id=f"{request_id}-{step}.{beam}", priority=priority, cache_salt=cache_salt)
+        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "arrival_time": arrived}
+        stream = engine.generate(token_ids, step_params, request_id=f"{request_id}-{step}.{beam}", **options)
         result: RequestOutput | None = None
         async with aclosing(stream):
             async for output in stream:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -53,6 +54,9 @@ class Histogram:
         return result, value_sum
 
 
+_ENGINE_COUNTERS = ("num_preemptions", "prefix_cache_queries", "prefix_cache_hits", "prompt_tokens", "generation_tokens", "num_steps")
+
+
 class Metrics(Collector):
     """All metrics of one server. Times in seconds.
 
@@ -74,10 +78,17 @@ class Metrics(Collector):
         self.generation_length = Histogram(COUNT_BUCKETS, self.cells)
         self.finished_start = self.cells.position
         self.finished = self.cells.own(len(FINISH_REASONS))
+        self.shown = self.cells.common(len(_ENGINE_COUNTERS))
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
     def observe_stats(self, stats: EngineStats) -> None:
+        """Counters never fall: another process, who heard of the engine later, may have shown more at the scrape before."""
+        if self.cells.count > 1:
+            with self.cells.locked():
+                for i, name in enumerate(_ENGINE_COUNTERS):
+                    self.shown[i] = max(self.shown[i], getattr(stats, name))
+                stats = msgspec.structs.replace(stats, **dict(zip(_ENGINE_COUNTERS, map(int, self.shown))))
         self.stats = stats
 
     def observe_ready(self, ready: EngineReady) -> None:

@@ -54,6 +54,7 @@ class ServerEngine(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         prompt: str | None = None,
+        arrival_time: float | None = None,
         taker: Taker | None = None,
     ) -> AsyncIterator[RequestOutput]: ...
 

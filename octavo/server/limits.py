@@ -13,8 +13,9 @@ import struct
 from http import HTTPStatus
 from typing import Any, TypeVar
 
+import httptools
 import msgspec
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.errors import RequestError
@@ -81,8 +82,25 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     except RequestError:
         raise
     except ValueError as error:  # msgspec.DecodeError, and int() refusing thousands of digits
-        what = "The request body is empty" if not body.strip() else f"The request body is not valid JSON ({error})"
+        what = "The request body is empty" if not body.strip() else f"The request body is not valid JSON ({_why_no_json(error, body)})"
         raise RequestError(f"{what}; send one JSON object.", code="invalid_json") from None
+
+
+# An escape: a surrogate pair, half of one, or another.
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
+_SEARCHED = 256 * 1024  # bytes: a body that is wrong must not cost more than one that is right
+
+
+def _why_no_json(error: ValueError, body: bytes) -> str:
+    """Clients that cut a text within a character (an emoji, in JavaScript) send half of it, and want to hear that."""
+    text = str(error)
+    if "surrogate" in text or "truncated" in text:
+        half = next((found for found in _ESCAPE.finditer(body, 0, _SEARCHED) if found[1]), None)
+        if half is not None:
+            return f"{half[0].decode(errors='replace')} at byte {half.start()} is half of a character: the text was cut in the middle of it"
+    if body.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
+        return "it begins with a byte order mark; send UTF-8 without one"
+    return text
 
 
 def _explain(error: msgspec.ValidationError, schema: Any) -> RequestError:
@@ -132,8 +150,29 @@ class ChunkSink:
         self.transport_write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
+class Unframed:
+    """The ``send`` of an answer over HTTP/1.0, which knows no chunks: an answer without a length ends with its connection."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self.cycle = cycle
+        self.cycle_send = cycle.send
+        self.unframed = False
+
+    async def send(self, message: Message) -> None:
+        cycle = self.cycle
+        if message["type"] == "http.response.start":
+            self.unframed = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if self.unframed:
+                cycle.chunked_encoding = False
+        elif self.unframed:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await self.cycle_send(message)  # type: ignore[arg-type]
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with a limit on the headers' size and time, and with JSON errors.
+
+    A request to upgrade the connection (Java's client asks for HTTP/2 so) is answered in HTTP/1.1 as if it had not asked.
 
     The parser underneath buffers a header of any length; here bytes are counted from the start of a message until its
     headers are complete. After a refusal the connection is half closed and what still comes is thrown away for a
@@ -146,6 +185,8 @@ class LimitedProtocol(HttpToolsProtocol):
     _body_bytes = 0  # of the current message
     _framing_bytes = 0  # what came after its headers and was not body: chunk sizes, trailers
     _refused = False
+    _upgrading = False  # in a message that asks for an upgrade: it is parsed once more, without that
+    _running: RequestResponseCycle | None = None  # whose answer is being made; ``cycle`` is the newest, that may wait behind it
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     write_timeout_s = IDLE_WRITE_S
@@ -157,6 +198,10 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
         self._stop_write_timer()
+        # uvicorn tells only the newest of pipelined requests, which has not begun.
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -188,7 +233,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._headers_ended = False
         was_in_headers, body_bytes = self._in_headers, self._body_bytes
-        super().data_received(data)
+        self._feed(data)
         # Only a chunk that was inside of headers from its first to its last byte counts; the rest is held by what
         # on_headers_complete sees. Nothing larger than a chunk escapes.
         if was_in_headers and self._in_headers and not self._headers_ended:
@@ -200,6 +245,28 @@ class LimitedProtocol(HttpToolsProtocol):
             self._framing_bytes += len(data) - (self._body_bytes - body_bytes)
             if self._framing_bytes > MAX_HEADER_SIZE + 16 * self._body_bytes:
                 self._refuse_headers()
+
+    def _feed(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserUpgrade as upgrade:  # the parser has left off behind the headers
+            if self._upgrading:
+                self._upgrading = False
+                self._feed(self._head_without_upgrade() + data[upgrade.args[0] :])
+
+    def _head_without_upgrade(self) -> bytes:
+        """The message's head once more, for a parser that has read nothing yet."""
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_begin(self) -> None:
         self._body_bytes = self._framing_bytes = 0
@@ -216,8 +283,13 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEADER_SIZE:
             self._refuse_headers()
             return
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._upgrading = True
+            return
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:
+            if self.parser.get_http_version() != "1.1":
+                self.cycle.send = Unframed(self.cycle).send  # type: ignore[method-assign]
             self.scope["octavo.sink"] = ChunkSink(self.cycle)  # type: ignore[typeddict-unknown-key]
 
     def on_body(self, body: bytes) -> None:
@@ -227,7 +299,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_headers = True
-        if not self._refused:
+        if not self._refused and not self._upgrading:
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -241,8 +313,11 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._refused = True
         if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.close()  # in the middle of an earlier answer: nothing can be said here
-            return
+            if self.cycle is not self._running or self.cycle.response_started or not self.cycle.more_body:
+                self.transport.close()  # in the middle of an earlier answer: nothing can be said here
+                return
+            self.cycle.disconnected = True  # its body is broken: this is its answer
+            self.cycle.message_event.set()
         body = error_body(message, status, code=code)
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
         head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

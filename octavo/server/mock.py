@@ -316,6 +316,7 @@ class MockEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         prompt: str | None = None,
+        arrival_time: float | None = None,
         taker: Taker | None = None,
     ) -> AsyncIterator[RequestOutput]:
         if self.dead:

@@ -11,6 +11,7 @@ Penalties of the second part take the first for a prompt: presence and frequency
 from __future__ import annotations
 
 import codecs
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -142,6 +143,7 @@ class TwoParts:
 
     async def outputs(self, **options: Any) -> AsyncIterator[RequestOutput]:
         """``options``: of the engine's ``generate``."""
+        options = {"arrival_time": time.time(), **options}  # the second part has the first one's place in the queue
         watch = Watch(self.thinking, self.texts)
         cut = watch.at_start()
         if cut is None:

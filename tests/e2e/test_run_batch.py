@@ -98,3 +98,12 @@ def test_refusals(tmp_path: Path, source: str, flags: tuple[str, ...], words: st
     name = source if "://" in source else str(tmp_path / source)
     done = run(Path(name) if "://" not in source else source, tmp_path / "out.jsonl", *flags)  # type: ignore[arg-type]
     assert done.returncode != 0 and words in done.stderr and not (tmp_path / "out.jsonl").exists(), done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(request("1") + request("2"))
+    done = run(source, Path("/dev/full"), "--overwrite")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "octavo: error: " in done.stderr and "No space left on device" in done.stderr and "--resume" in done.stderr

@@ -23,6 +23,7 @@ from octavo.metrics.cells import Cells
 from octavo.metrics.prometheus import Metrics
 from octavo.server.fleet import bind_all
 from octavo.server.quota import KeyLimits
+from octavo.types import EngineStats
 from tests.e2e.server import RunningServer
 
 COMPLETIONS = "/v1/completions"
@@ -120,6 +121,21 @@ def test_cells_of_several_processes():
     KeyLimits(options, 1, restarted)  # it had one running when it died
     assert sum(part[0] for part in first.all(limits[0].start, 1)) == 0
     os.close(descriptor)
+
+
+def test_counters_never_fall_from_scrape_to_scrape():
+    """Scrapes of one port meet different processes, and each hears of the engine at its own times. Prometheus takes a fall for a restart."""
+    memory = os.memfd_create("cells")
+    try:
+        os.ftruncate(memory, Cells.size(2))
+        first, second = (Metrics("m", Cells(memory, i, 2)) for i in range(2))
+        shown = []
+        for metrics, tokens in ((first, 50), (second, 40), (first, 60), (second, 45), (second, 70)):
+            metrics.observe_stats(EngineStats(generation_tokens=tokens, num_running=tokens))
+            shown.append((metrics.stats.generation_tokens, metrics.stats.num_running))
+        assert shown == [(50, 50), (50, 40), (60, 60), (60, 45), (70, 70)]
+    finally:
+        os.close(memory)
 
 
 def test_a_taken_port_is_noticed():
