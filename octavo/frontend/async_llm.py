@@ -16,6 +16,7 @@ from octavo.errors import ConfigError, EngineDeadError, ModelError, OctavoError,
 from octavo.frontend.engine_process import EngineLink, EngineProcess
 from octavo.frontend.grammar_compiler import GrammarCompiler
 from octavo.frontend.inputs import check_prompt
+from octavo.frontend.mailbox import Mailbox, Taker
 from octavo.frontend.output_processor import RequestOutputs
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.params import SamplingParams
@@ -40,25 +41,11 @@ logger = logging.getLogger("octavo.frontend")
 REPORT_S = 10.0
 STALL_S = 60.0  # an idle engine sends a heartbeat every second; one that is silent for this long is taken for hung
 BUSY_STALL_S = 600.0  # no heartbeat leaves during a step, and a step of a large model on a CPU can take minutes
+TAKE_IN_S = 0.01  # seconds spent on messages that wait, before what they brought is delivered
+SLICE = 128  # streams whose outputs are delivered at a time
 _ERRORS: dict[str, type[OctavoError]] = {e.__name__: e for e in (ConfigError, ModelError, OutOfMemoryError, RequestError)}
 
 ProgressHook = Callable[[EngineProgress], None]
-
-
-class _Stream:
-    """A request's mailbox: the receiver adds to ``outputs`` and wakes the reader, who drains all that came meanwhile."""
-
-    __slots__ = ("outputs", "waiter", "failed", "broken")
-
-    def __init__(self, outputs: RequestOutputs | PooledOutputs) -> None:
-        self.outputs: Any = outputs
-        self.waiter: asyncio.Future[None] | None = None
-        self.failed: str | None = None  # the engine's death
-        self.broken: Exception | None = None  # a fault of ours on this request alone
-
-    def wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
 
 
 class AsyncLLM:
@@ -77,7 +64,7 @@ class AsyncLLM:
         self._sent_vocabulary = False
         self.ready: EngineReady | None = None
         self.stats = EngineStats()
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, Mailbox] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._call_ids = itertools.count()
         self._last_message = time.monotonic()
@@ -150,10 +137,12 @@ class AsyncLLM:
         cache_salt: str | None = None,
         prompt: str | None = None,
         arrival_time: float | None = None,
+        taker: Taker | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Yield deltas until every one of the request's sequences has finished; closing the iterator aborts it.
 
         ``arrival_time``: ``time.time()`` of what it is a part of, whose place in the queue it takes. None: now.
+        ``taker`` may have them first, while the reader waits, all but the last (see ``Taker``).
         Raises RequestError before the first yield for a request that can't be served, EngineDeadError if the engine dies.
         """
         self._raise_if_dead()
@@ -177,7 +166,7 @@ class AsyncLLM:
             priority=priority,
             cache_salt=cache_salt,
         )
-        stream = _Stream(RequestOutputs(name, prompt, prompt_token_ids, params, self.tokenizer))
+        stream = Mailbox(RequestOutputs(name, prompt, prompt_token_ids, params, self.tokenizer), taker)
         self._streams[request_id] = stream
         loop = asyncio.get_running_loop()
         finished = False
@@ -188,9 +177,8 @@ class AsyncLLM:
                 finished = True  # the engine has never heard of it
                 raise RequestError(f"The request holds what cannot be sent to the engine: {error}.") from None
             while not finished:
-                stream.waiter = loop.create_future()
-                if not (stream.failed or stream.broken or any(s.dirty for s in stream.outputs.sequences)):
-                    await stream.waiter
+                if not (stream.failed or stream.broken or stream.outputs.dirty):
+                    await stream.wait(loop)
                 if stream.broken is not None:
                     raise stream.broken
                 if stream.failed is not None and not stream.outputs.finished:
@@ -216,15 +204,14 @@ class AsyncLLM:
         if any(i in self._streams for i in ids):
             raise RequestError(f"A request with the id {request_id!r} is running already.", param="request_id")
         outputs = PooledOutputs({name: i for i, name in enumerate(ids)})
-        stream = _Stream(outputs)
+        stream = Mailbox(outputs)
         now, loop = time.time(), asyncio.get_running_loop()
         try:
             for name, token_ids in zip(ids, prompts, strict=True):
                 self.process.send(pooling_request(name, token_ids, params, arrival_time=now, priority=priority))
                 self._streams[name] = stream
             while not (outputs.finished or outputs.error):
-                stream.waiter = loop.create_future()
-                await stream.waiter
+                await stream.wait(loop)
                 if stream.broken is not None:
                     raise stream.broken
                 if stream.failed is not None and not outputs.finished:
@@ -320,7 +307,10 @@ class AsyncLLM:
                 on_progress(message)
 
     async def _receive_loop(self) -> None:
-        """One message a step for all requests; after each, every touched stream is woken once."""
+        """One message a step for all requests. Of what it touched, every stream's outputs are delivered once.
+
+        Messages that came meanwhile are taken in together: a front end that is behind writes several tokens at a time.
+        """
         loop = asyncio.get_running_loop()
         pull, readable = self.process.pull, self._readable
         # A ZeroMQ socket's descriptor signals edges, so everything that is there must be read each time.
@@ -333,8 +323,13 @@ class AsyncLLM:
                         # Without wait_for: before Python 3.12 it can swallow a cancellation, and shutdown would hang.
                         await readable.wait()
                     continue
-                self._handle(self.process.decode(pull.recv(zmq.NOBLOCK)))
-                await asyncio.sleep(0)  # a long backlog must not starve the HTTP side
+                touched: list[Mailbox] = []
+                until = time.monotonic() + TAKE_IN_S
+                while True:
+                    self._handle(self.process.decode(pull.recv(zmq.NOBLOCK)), touched)
+                    if not pull.getsockopt(zmq.EVENTS) & zmq.POLLIN or time.monotonic() > until:
+                        break
+                await self._deliver(touched)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -343,10 +338,18 @@ class AsyncLLM:
         finally:
             loop.remove_reader(pull.getsockopt(zmq.FD))
 
-    def _handle(self, message: Any) -> None:
+    async def _deliver(self, touched: list[Mailbox]) -> None:
+        """In slices: what is written leaves between them, and a long backlog does not starve the HTTP side."""
+        for start in range(0, len(touched) or 1, SLICE):
+            for stream in touched[start : start + SLICE]:
+                stream.deliver()
+            await asyncio.sleep(0)
+
+    def _handle(self, message: Any, touched: list[Mailbox]) -> None:
+        """Take in one message; streams that have something to deliver for the first time are added to ``touched``."""
         self._last_message = time.monotonic()
         if isinstance(message, StepOutputs):
-            self._handle_outputs(message)
+            self._handle_outputs(message, touched)
         elif isinstance(message, UtilityReply):
             future = self._calls.get(message.call_id)
             if future is not None and not future.done():
@@ -358,21 +361,21 @@ class AsyncLLM:
             logger.error("The engine failed: %s\n%s", message.message, message.traceback)
             self._die(f"The engine failed: {message.kind}: {message.message}")
 
-    def _handle_outputs(self, message: StepOutputs) -> None:
+    def _handle_outputs(self, message: StepOutputs, touched: list[Mailbox]) -> None:
         self.stats = message.stats
-        touched = []
+        streams, now = self._streams, time.time()
         for delta in message.deltas:
-            stream = self._streams.get(delta.request_id)
+            stream = streams.get(delta.request_id)
             if stream is None:  # its reader has left; the abort is on its way
                 continue
-            touched.append(stream)
+            if not stream.touched:
+                stream.touched = True
+                touched.append(stream)
             try:
-                if stream.outputs.push(delta):
+                if stream.outputs.push(delta, now):
                     self._send_abort(delta.request_id, delta.index)
             except Exception as error:  # noqa: BLE001 (one request's text must not take the others with it)
                 stream.broken = error
-        for stream in touched:
-            stream.wake()
 
     async def _watch_loop(self) -> None:
         while self._dead is None:

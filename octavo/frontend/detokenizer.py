@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from octavo.frontend.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ class Detokenizer:
     ``whole``: a SentencePiece output keeps its leading space, whatever stood before: a grammar counted it.
     """
 
-    __slots__ = ("_stream",)
+    __slots__ = ("_stream", "finish", "push")
 
     def __init__(
         self,
@@ -51,20 +51,18 @@ class Detokenizer:
         kept: Collection[int] = (),
         whole: bool = False,
     ) -> None:
-        self._stream: _Stream
+        stream: _Stream
         if tokenizer.decoder_kind == "other":
             joined = not spaces_between_special_tokens and not skip_special_tokens
-            self._stream = _WindowStream(tokenizer, prompt_token_ids, skip_special_tokens, joined, kept)
+            stream = _WindowStream(tokenizer, prompt_token_ids, skip_special_tokens, joined, kept)
         else:
-            self._stream = _ByteStream(tokenizer, prompt_token_ids, skip_special_tokens, kept, whole)
+            stream = _ByteStream(tokenizer, prompt_token_ids, skip_special_tokens, kept, whole)
 
-    def push(self, token_ids: Iterable[int]) -> str:
+        self._stream = stream
+        self.push: Callable[[Iterable[int]], str] = stream.push
         """Take new output tokens; returns the text that is now certain and was not returned before."""
-        return self._stream.push(token_ids)
-
-    def finish(self) -> str:
+        self.finish: Callable[[], str] = stream.finish
         """The rest, once no more tokens come: U+FFFD for a character that was never completed, else ""."""
-        return self._stream.finish()
 
 
 class _ByteStream:
@@ -72,9 +70,7 @@ class _ByteStream:
 
     __slots__ = ("_errors", "_pending", "_pieces", "_started", "_strip", "_tokenizer")
 
-    def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool, kept: Collection[int], whole: bool
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool, kept: Collection[int], whole: bool) -> None:
         self._tokenizer = tokenizer
         self._pieces = tokenizer.pieces(skip_special_tokens, kept)
         self._errors = "octavo.replace_bytes" if tokenizer.decoder_kind == "sentencepiece" else "replace"
@@ -101,10 +97,13 @@ class _ByteStream:
     def push(self, token_ids: Iterable[int]) -> str:
         if not self._started:
             return self._begin(token_ids)
-        pieces = self._pieces
-        data = self._pending + b"".join([pieces[i] for i in token_ids])
+        data = b"".join(map(self._pieces.__getitem__, token_ids))
+        if self._pending:
+            data = self._pending + data
+            self._pending = b""
         text, used = codecs.utf_8_decode(data, self._errors, False)
-        self._pending = data[used:]
+        if used != len(data):
+            self._pending = data[used:]
         return text
 
     def _begin(self, token_ids: Iterable[int]) -> str:
@@ -148,9 +147,7 @@ class _WindowStream:
     CONTEXT = 6  # tokens decoded again
     HOLD = 16  # most tokens held back while the text ends in U+FFFD
 
-    def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool, joined: bool, kept: Collection[int]
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool, joined: bool, kept: Collection[int]) -> None:
         self._backend = tokenizer.backend
         self._hidden = tokenizer.special_token_ids.difference(kept) if skip_special_tokens else frozenset()
         self._added = tokenizer.added_token_ids

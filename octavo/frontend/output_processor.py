@@ -7,6 +7,7 @@ generated past the match is dropped.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from octavo.frontend.detokenizer import Detokenizer
@@ -21,7 +22,7 @@ class SequenceOutput:
     """One continuation: detokenizer, stop strings, and what has not been handed to the caller yet."""
 
     __slots__ = (
-        "index", "params", "tokenizer", "detokenizer", "checker", "text", "token_ids", "logprobs", "cumulative_logprob",
+        "index", "params", "tokenizer", "decode", "finish_text", "checker", "text", "token_ids", "logprobs", "cumulative_logprob",
         "finish_reason", "stop_reason", "num_tokens", "dirty",
     )  # fmt: skip
 
@@ -29,16 +30,17 @@ class SequenceOutput:
         self.index = index
         self.params = params
         self.tokenizer = tokenizer if params.detokenize else None  # of log-probabilities' tokens, too
-        self.detokenizer = None
+        self.decode: Callable[[list[int]], str] | None = None
         self.checker = None
         if tokenizer is not None and params.detokenize:
-            self.detokenizer = Detokenizer(
+            detokenizer = Detokenizer(
                 tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
                 kept=params.kept_special_tokens or (),
                 whole=params.structured_outputs is not None,
             )
+            self.decode, self.finish_text = detokenizer.push, detokenizer.finish
             if params.stop:
                 self.checker = StopChecker(params.stop, params.include_stop_str_in_output)
         self.text: list[str] = []
@@ -56,15 +58,22 @@ class SequenceOutput:
             return False
         self.dirty = True
         tokens = delta.token_ids
+        if self.checker is None and delta.finish_reason is None:  # what nearly every token comes to
+            self.token_ids += tokens
+            self.num_tokens += len(tokens)
+            if self.logprobs is not None and delta.logprobs:
+                self._take_logprobs(self.logprobs, delta.logprobs)
+            if self.decode is not None and (text := self.decode(tokens)):
+                self.text.append(text)
+            return False
         # The token that ended the sequence has no text of its own unless the caller wants the stop kept.
         stopped = delta.finish_reason == "stop" and not delta.ends_in_text
         hidden = 1 if stopped and tokens and not self.params.include_stop_str_in_output else 0
         if self.checker is None:
             self._take(tokens, delta.logprobs)
-            if self.detokenizer is not None:
-                self._emit(self.detokenizer.push(tokens[: len(tokens) - hidden] if hidden else tokens))
-                if delta.finish_reason is not None:
-                    self._emit(self.detokenizer.finish())
+            if self.decode is not None:
+                self._emit(self.decode(tokens[: len(tokens) - hidden] if hidden else tokens))
+                self._emit(self.finish_text())
         elif self._push_checked(tokens, delta, hidden):
             return delta.finish_reason is None
         if delta.finish_reason is not None:
@@ -74,16 +83,16 @@ class SequenceOutput:
 
     def _push_checked(self, tokens: list[int], delta: TokenDelta, hidden: int) -> bool:
         """Token by token, so that token_ids end with the token that completed the stop string."""
-        assert self.detokenizer is not None and self.checker is not None
+        assert self.decode is not None and self.checker is not None
         for i, token in enumerate(tokens):
             self._take([token], delta.logprobs[i : i + 1] if delta.logprobs else None)
             if hidden and i == len(tokens) - 1:
                 break
             # A stop string counts only once min_tokens are there, as the stop tokens do.
-            if self._matched(self.detokenizer.push([token])):
+            if self._matched(self.decode([token])):
                 return True
         if delta.finish_reason is not None:
-            if self._matched(self.detokenizer.finish()):
+            if self._matched(self.finish_text()):
                 return True
             self._emit(self.checker.finish())
         return False
@@ -107,15 +116,19 @@ class SequenceOutput:
         self.token_ids.extend(tokens)
         self.num_tokens += len(tokens)
         if self.logprobs is not None and logprobs:
-            self.logprobs.extend(logprobs)
-            for entry in logprobs:
-                self.cumulative_logprob = (self.cumulative_logprob or 0.0) + entry.logprobs[0]
+            self._take_logprobs(self.logprobs, logprobs)
+
+    def _take_logprobs(self, buffer: LogprobBuffer, logprobs: list[TokenLogprobs]) -> None:
+        buffer.extend(logprobs)
+        for entry in logprobs:
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + entry.logprobs[0]
 
     def drain(self) -> CompletionOutput:
         """What came since the last drain."""
+        text = self.text
         output = CompletionOutput(
             self.index,
-            "".join(self.text),
+            text[0] if len(text) == 1 else "".join(text),
             self.token_ids,
             self.cumulative_logprob,
             None if self.logprobs is None else self.logprobs.drain(self.tokenizer),
@@ -142,6 +155,7 @@ class RequestOutputs:
         "metrics",
         "error",
         "error_status",
+        "_open",
     )
 
     def __init__(
@@ -152,6 +166,7 @@ class RequestOutputs:
         self.prompt_token_ids = prompt_token_ids
         self.tokenizer = tokenizer
         self.sequences = [SequenceOutput(i, params, tokenizer) for i in range(params.n)]
+        self._open = params.n  # sequences that have not finished
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.num_cached_tokens = 0
         self.metrics = RequestMetrics(time.time())
@@ -160,11 +175,20 @@ class RequestOutputs:
 
     @property
     def finished(self) -> bool:
-        return all(s.finish_reason is not None for s in self.sequences)
+        return self._open == 0
 
-    def push(self, delta: TokenDelta) -> bool:
-        """Take in a delta of this request; True when its sequence must be aborted in the engine (a stop string)."""
-        now = time.time()
+    @property
+    def dirty(self) -> bool:
+        """Whether there is anything new."""
+        return any([s.dirty for s in self.sequences])
+
+    def push(self, delta: TokenDelta, now: float | None = None) -> bool:
+        """Take in a delta of this request, which came at ``now`` (``time.time()``).
+
+        True when its sequence must be aborted in the engine (a stop string).
+        """
+        if now is None:
+            now = time.time()
         if delta.token_ids:
             if self.metrics.first_token_time is None:
                 self.metrics.first_token_time = now
@@ -175,19 +199,28 @@ class RequestOutputs:
             self.error, self.error_status = delta.error, delta.error_status
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = [None, *(to_logprob_dict(e, self.tokenizer) for e in delta.prompt_logprobs)]
-        stopped = self.sequences[delta.index].push(delta)
-        if (stopped or delta.finish_reason is not None) and self.finished:
-            self.metrics.finished_time = now
+        sequence = self.sequences[delta.index]
+        was_open = sequence.finish_reason is None
+        stopped = sequence.push(delta)
+        if was_open and sequence.finish_reason is not None:
+            self._open -= 1
+            if not self._open:
+                self.metrics.finished_time = now
         return stopped
 
     def drain(self) -> RequestOutput:
         """Everything new since the last drain, as deltas."""
+        sequences = self.sequences
+        if len(sequences) == 1:
+            new = [sequences[0].drain()] if sequences[0].dirty else []
+        else:
+            new = [s.drain() for s in sequences if s.dirty]
         output = RequestOutput(
             self.request_id,
             self.prompt,
             self.prompt_token_ids,
-            [s.drain() for s in self.sequences if s.dirty],
-            self.finished,
+            new,
+            self._open == 0,
             self.prompt_logprobs,
             self.num_cached_tokens,
             self.metrics,

@@ -73,8 +73,8 @@ class PooledOutputs:
     def finished(self) -> bool:
         return not self.open
 
-    def push(self, delta: TokenDelta) -> bool:
-        """Take in a delta. Always False: nothing is ever stopped here."""
+    def push(self, delta: TokenDelta, now: float | None = None) -> bool:
+        """Take in a delta, whenever it came. Always False: nothing is ever stopped here."""
         index = self.open.pop(delta.request_id, None)
         if index is None:
             return False

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from octavo.frontend.outputs import CompletionOutput
+from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.parsers import (
     Content,
     Event,
@@ -150,24 +150,52 @@ class Step:
     finish_reason: str | None
 
 
+def plain_text(steps: list[Step]) -> str | None:
+    """The text of steps that hold a further text of one choice and nothing else, as nearly all do; None for others."""
+    if len(steps) == 1:
+        step = steps[0]
+        if step.finish_reason is None and len(step.events) == 1 and type(step.events[0]) is Content:
+            return step.events[0].text
+    return None
+
+
+class StepReader:
+    """Reads a job's outputs as they come. It has ``ended`` when no choice can say any more."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.readers = [AnswerReader(job.plan) for _ in range(job.num_choices)]
+
+    def read(self, output: RequestOutput) -> list[Step]:
+        readers, steps = self.readers, []
+        for choice in output.outputs:
+            reader = readers[choice.index]
+            if reader.finish_reason is None:
+                steps.append(Step(choice, reader.read(choice), reader.finish_reason))
+        if len(steps) != len(output.outputs):
+            output.outputs = [step.output for step in steps]  # what goes on after an answer's end is not counted
+        job = self.job
+        if job.plan.parsers.reasoning is not None:
+            job.reasoning_tokens = sum(reader.reasoning_tokens for reader in readers)
+        job.runs[output.request_id].observe(output)
+        if output.prompt_logprobs is not None:
+            job.prompt_logprobs[0] = output.prompt_logprobs
+        return steps
+
+    def ended(self) -> bool:
+        for reader in self.readers:
+            if reader.finish_reason is None:
+                return False
+        return True
+
+
 async def read_steps(job: Job) -> AsyncIterator[list[Step]]:
     """Run the job and read its outputs as they come; ends early when no choice can say any more."""
-    readers = [AnswerReader(job.plan) for _ in range(job.num_choices)]
+    reader = StepReader(job)
     async with aclosing(job.outputs()) as outputs:  # type: ignore[type-var]
         async for output in outputs:
-            output.outputs = [choice for choice in output.outputs if readers[choice.index].finish_reason is None]
-            steps = []
-            for choice in output.outputs:
-                reader = readers[choice.index]
-                events = reader.read(choice)
-                steps.append(Step(choice, events, reader.finish_reason))
-            job.reasoning_tokens = sum(reader.reasoning_tokens for reader in readers)
-            run = job.runs[output.request_id]
-            run.observe(output)
-            if output.prompt_logprobs is not None:
-                job.prompt_logprobs[0] = output.prompt_logprobs
-            yield steps
-            if all(reader.finish_reason is not None for reader in readers):
+            yield reader.read(output)
+            if reader.ended():
                 break
 
 

@@ -63,6 +63,10 @@ class ChatWriter:
         self.waiting_ids: list[list[int]] = [[] for _ in range(n)]
 
     def frames_of(self, output: RequestOutput) -> bytes:
+        if self.plain and len(output.outputs) == 1:  # the hot path: one sequence, a text and nothing else
+            choice = output.outputs[0]
+            if choice.finish_reason is None and self.begun[choice.index]:
+                return self.frames.text(choice.index, choice.text) if choice.text else b""
         parts: list[bytes] = []
         for choice in output.outputs:
             index = choice.index

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
 from starlette.types import Scope
 
+from octavo.frontend.outputs import RequestOutput
 from octavo.server import sse
-from octavo.server.answers import read_answers, read_steps
+from octavo.server.answers import StepReader, read_answers
 from octavo.server.chat import ChatWriter, chat_choice, echoed_text
 from octavo.server.chat_answers import ReadChatWriter, read_choice
 from octavo.server.chat_plan import chat_job
@@ -56,17 +56,15 @@ class ChatEndpoint(GenerationEndpoint):
 
     async def _stream_plain(self, job: Job, events: EventStream) -> sse.ChatFrames:
         writer = ChatWriter(job)
-        async with aclosing(job.outputs()) as outputs:  # type: ignore[type-var]
-            async for output in outputs:
-                job.runs[output.request_id].observe(output)
-                if frames := writer.frames_of(output):
-                    await events.write(frames)
+
+        def frames_of(output: RequestOutput) -> bytes:
+            job.runs[output.request_id].observe(output)
+            return writer.frames_of(output)
+
+        await events.follow(job, frames_of)
         return writer.frames
 
     async def _stream_read(self, job: Job, events: EventStream) -> sse.ChatFrames:
-        writer = ReadChatWriter(job)
-        async with aclosing(read_steps(job)) as all_steps:  # type: ignore[type-var]
-            async for steps in all_steps:
-                if frames := writer.frames_of_steps(steps):
-                    await events.write(frames)
+        writer, reader = ReadChatWriter(job), StepReader(job)
+        await events.follow(job, lambda output: writer.frames_of_steps(reader.read(output)), reader.ended)
         return writer.frames

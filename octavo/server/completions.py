@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -49,12 +48,13 @@ class CompletionEndpoint(GenerationEndpoint):
 
     async def stream(self, job: Job, events: EventStream) -> None:
         writer = CompletionWriter(job)
-        async with aclosing(job.outputs()) as outputs:
-            async for output in outputs:
-                run = job.runs[output.request_id]
-                run.observe(output)
-                if frames := writer.frames_of(output, run.base):
-                    await events.write(frames)
+
+        def frames_of(output: RequestOutput) -> bytes:
+            run = job.runs[output.request_id]
+            run.observe(output)
+            return writer.frames_of(output, run.base)
+
+        await events.follow(job, frames_of)
         last = sse.DONE
         if job.request.include_usage:
             last = writer.frames.usage(job.usage()) + last

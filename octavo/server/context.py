@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from octavo.config import ServerOptions
 from octavo.errors import ConfigError, RequestError
+from octavo.frontend.mailbox import Taker
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.metrics.prometheus import Metrics
@@ -54,6 +55,7 @@ class ServerEngine(Protocol):
         cache_salt: str | None = None,
         prompt: str | None = None,
         arrival_time: float | None = None,
+        taker: Taker | None = None,
     ) -> AsyncIterator[RequestOutput]: ...
 
     async def embed(self, prompts: list[list[int]], params: PoolingParams, *, request_id: str, priority: int = 0) -> list[bytes]: ...

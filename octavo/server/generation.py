@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.frontend.beam_search import BeamSearchParams, beam_generate
+from octavo.frontend.mailbox import Outputs, Taker
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.server import sse
@@ -75,7 +76,7 @@ class PromptRun:
         new = 0
         if output.num_cached_tokens:
             self.num_cached = output.num_cached_tokens
-        for choice in output.outputs:
+        for choice in output.outputs:  # mostly one
             count = len(choice.token_ids)
             new += count
             self.num_generated[choice.index] += count
@@ -83,11 +84,11 @@ class PromptRun:
                 self._finished(choice, now)
         if not new:
             return
-        if not self.first:
+        if self.first:
+            self.metrics.observe_inter_token((now - self.last) / new, new)
+        else:
             self.first = now
             self.metrics.observe_first_token(now - self.start)
-        else:
-            self.metrics.observe_inter_token((now - self.last) / new, new)
         self.last = now
 
     def _finished(self, choice: CompletionOutput, now: float) -> None:
@@ -174,8 +175,11 @@ class Job:
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice // self.params.n]
 
-    def outputs(self) -> AsyncIterator[RequestOutput]:
-        """Start the engine on all prompts. Closing the iterator aborts what still runs."""
+    def outputs(self, taker: Taker | None = None) -> AsyncIterator[RequestOutput]:
+        """Start the engine on all prompts. Closing the iterator aborts what still runs.
+
+        ``taker``: the short way of outputs, where there is one: of a single prompt that the engine runs by itself.
+        """
         n = self.params.n
         streams = []
         for i, prompt in enumerate(self.prompts):
@@ -184,10 +188,10 @@ class Job:
             if self.thinking is not None:
                 streams += self._in_two_parts(prompt, request_id, self.thinking)
             else:
-                streams.append(self._run(prompt, request_id))
+                streams.append(self._run(prompt, request_id, taker if len(self.prompts) == 1 else None))
         return streams[0] if len(streams) == 1 else merge(streams)
 
-    def _run(self, prompt: Prompt, request_id: str) -> AsyncIterator[RequestOutput]:
+    def _run(self, prompt: Prompt, request_id: str, taker: Taker | None) -> AsyncIterator[RequestOutput]:
         engine, request = self.context.engine, self.request
         common: dict[str, Any] = {
             "request_id": request_id,
@@ -196,7 +200,7 @@ class Job:
             "prompt": prompt.text,
         }
         if self.beams is None:
-            return engine.generate(prompt.token_ids, self.params, **common)
+            return engine.generate(prompt.token_ids, self.params, taker=taker, **common)
         return beam_generate(engine, prompt.token_ids, self.beams, prompt_logprobs=self.params.prompt_logprobs, **common)
 
     def _in_two_parts(self, prompt: Prompt, request_id: str, thinking: Thinking) -> list[AsyncIterator[RequestOutput]]:
@@ -275,8 +279,31 @@ class EventStream:
         self.started = False
         self.last_words: Callable[[BaseException], bytes] | None = None  # what a stream says that fails; None: OpenAI's error event
 
+    async def follow(self, job: Job, frames_of: Callable[[RequestOutput], bytes], ended: Callable[[], bool] | None = None) -> None:
+        """Run the job and write the frames of its outputs as they come; until it ends, or ``ended`` says that it may.
+
+        The usual output is written where it is received, without this task's waking: the connection has room and there is
+        nothing to wait for.
+        """
+        sink = self.sink
+
+        def take(outputs: Outputs) -> bool:
+            if not self.started or sink is None or not sink.ready():
+                return False
+            if frames := frames_of(outputs.drain()):
+                sink.put(frames)
+            return ended is None or not ended()
+
+        async with aclosing(job.outputs(take)) as outputs:  # type: ignore[type-var]
+            async for output in outputs:
+                if frames := frames_of(output):
+                    await self.write(frames)
+                if ended is not None and ended():
+                    break
+
     async def write(self, data: bytes, *, more: bool = True) -> None:
-        if self.started and more and self.sink is not None and self.sink.write(data):
+        if self.started and more and self.sink is not None and self.sink.ready():
+            self.sink.put(data)
             return
         if not self.started:
             self.started = True

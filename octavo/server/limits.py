@@ -140,13 +140,14 @@ class ChunkSink:
         self.flow = cycle.flow
         self.transport_write = cycle.transport.write
 
-    def write(self, data: bytes) -> bool:
-        """Send one chunk of a response that has begun. False, and nothing sent: use ``send``, which waits if it must."""
+    def ready(self) -> bool:
+        """Whether a chunk of the response, which has begun, can be sent now. Else use ``send``, which waits if it must."""
         cycle = self.cycle
-        if self.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding or not data:
-            return False
+        return not (self.flow.write_paused or cycle.disconnected or cycle.response_complete) and cycle.chunked_encoding is True
+
+    def put(self, data: bytes) -> None:
+        """Send one chunk; it is not empty, and the sink is ready."""
         self.transport_write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
 
 
 class Unframed:

@@ -10,7 +10,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from octavo.server.answers import Step, read_steps
+from octavo.frontend.outputs import RequestOutput
+from octavo.server.answers import Step, StepReader, plain_text, read_steps
 from octavo.server.chat_plan import chat_job
 from octavo.server.generation import EventStream, GenerationEndpoint, GenerationError, Job
 from octavo.server.limits import decode
@@ -42,14 +43,18 @@ class MessagesEndpoint(GenerationEndpoint):
     async def stream(self, job: Job, events: EventStream) -> None:
         message = _Message(job, keep_broken=True)
         events.last_words = anthropic_last_words
-        async with aclosing(read_steps(job)) as all_steps:  # type: ignore[type-var]
-            async for steps in all_steps:
-                begun = events.started
-                frames = [frame(event) for event in message.steps(steps)]
-                if not begun:  # not before: how much of the prompt was cached is known with the first token
-                    frames = [frame({"type": "message_start", "message": message.beginning()}), frame({"type": "ping"}), *frames]
-                if frames:
-                    await events.write(b"".join(frames))
+        reader = StepReader(job)
+
+        def frames_of(output: RequestOutput) -> bytes:
+            steps = reader.read(output)
+            if message.blocks.kind == "text" and (text := plain_text(steps)) is not None:
+                return message.blocks.text_delta(text)
+            frames = [frame(event) for event in message.steps(steps)]
+            if not events.started:  # not before: how much of the prompt was cached is known with the first token
+                frames = [frame({"type": "message_start", "message": message.beginning()}), frame({"type": "ping"}), *frames]
+            return b"".join(frames)
+
+        await events.follow(job, frames_of, reader.ended)
         last = b"".join(frame(event) for event in message.ending())
         await events.write(last, more=False)
 

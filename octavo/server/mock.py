@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from octavo.errors import EngineDeadError, RequestError
+from octavo.frontend.mailbox import Mailbox, Taker
 from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.frontend.params import SamplingParams, check_ids
 from octavo.models.pooling import PoolingConfig, Roles
@@ -192,38 +193,53 @@ def fake_logprobs(token: int, k: int) -> dict[int, Logprob]:
 
 
 class _Run:
-    """One request on the engine."""
+    """One request on the engine, and its outputs that nobody has taken."""
 
-    def __init__(self, request_id: str, sequences: list[_Sequence], max_tokens: int) -> None:
+    def __init__(self, request_id: str, prompt: str | None, token_ids: list[int], sequences: list[_Sequence], max_tokens: int) -> None:
         self.request_id = request_id
-        self.sequences = sequences
+        self.prompt = prompt
+        self.prompt_token_ids = token_ids
+        self.sequences = sequences  # those that the consumer has not seen the end of
         self.live = list(sequences)
         self.max_tokens = max_tokens
+        self.prompt_logprobs: Any = None
+        self.num_cached = 0
         self.fresh = False  # outputs that the consumer has not taken
-        self.waiter: asyncio.Future[None] | None = None
+        self.mailbox = Mailbox(self)
         self.error: Exception | None = None
 
+    @property
+    def finished(self) -> bool:
+        return not self.live
+
     async def wait(self) -> None:
-        """Until there is something new. One consumer, so a bare future is enough."""
+        """Until there is something new."""
         if not self.fresh:
-            self.waiter = asyncio.get_running_loop().create_future()
-            await self.waiter
+            await self.mailbox.wait(asyncio.get_running_loop())
         self.fresh = False
-        if self.error is not None:
-            raise self.error
+        if self.error is not None or self.mailbox.broken is not None:
+            raise self.error or self.mailbox.broken  # type: ignore[misc]
 
     def wake(self) -> None:
         self.fresh = True
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+        self.mailbox.wake()
+
+    def drain(self) -> RequestOutput:
+        self.fresh = False
+        outputs = [s.take() for s in self.sequences]
+        self.sequences = self.live if len(self.live) == len(outputs) else [s for s in self.sequences if s.finish_reason is None]
+        logprobs, self.prompt_logprobs = self.prompt_logprobs, None
+        return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, outputs, not self.live, logprobs, self.num_cached)
 
     def step(self) -> int:
-        for sequence in self.live:
+        live = self.live
+        for sequence in live:
             sequence.step(self.max_tokens)
-        count = len(self.live)
-        self.live = [s for s in self.live if s.finish_reason is None]
-        self.wake()
-        return count
+        if any(s.finish_reason is not None for s in live):
+            self.live = [s for s in live if s.finish_reason is None]
+        self.fresh = True
+        self.mailbox.deliver()
+        return len(live)
 
 
 class MockEngine:
@@ -301,6 +317,7 @@ class MockEngine:
         cache_salt: str | None = None,
         prompt: str | None = None,
         arrival_time: float | None = None,
+        taker: Taker | None = None,
     ) -> AsyncIterator[RequestOutput]:
         if self.dead:
             raise EngineDeadError("it stopped")
@@ -311,22 +328,19 @@ class MockEngine:
         left = self.max_model_len - len(prompt_token_ids)
         max_tokens = left if params.max_tokens is None else min(params.max_tokens, left)
         sequences = [self._sequence(i, prompt_token_ids, params) for i in range(params.n)]
-        run = self.runs[request_id] = _Run(request_id, sequences, max_tokens)
+        run = self.runs[request_id] = _Run(request_id, prompt, prompt_token_ids, sequences, max_tokens)
+        run.mailbox.taker = taker
+        run.num_cached = cached
         self.stats.num_running = len(self.runs)
-        prompt_logprobs: Any = None
         if params.prompt_logprobs is not None:
-            prompt_logprobs = [None, *(fake_logprobs(token, params.prompt_logprobs) for token in prompt_token_ids[1:])]
+            run.prompt_logprobs = [None, *(fake_logprobs(token, params.prompt_logprobs) for token in prompt_token_ids[1:])]
         try:
             if self.first_s:
                 await asyncio.sleep(self.first_s)
             self._wake()
-            pending = sequences
-            while pending:
+            while run.sequences:
                 await run.wait()
-                outputs = [s.take() for s in pending]
-                pending = [s for s, o in zip(pending, outputs) if o.finish_reason is None]
-                yield RequestOutput(request_id, prompt, prompt_token_ids, outputs, not pending, prompt_logprobs, cached)
-                prompt_logprobs = None
+                yield run.drain()
         finally:
             self.abort(request_id)
 

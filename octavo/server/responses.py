@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from starlette.types import Scope
 
-from octavo.server.answers import Step, read_steps
+from octavo.frontend.outputs import RequestOutput
+from octavo.server.answers import Step, StepReader, plain_text, read_steps
 from octavo.server.chat_plan import chat_job
 from octavo.server.errors import describe
 from octavo.server.generation import EventStream, GenerationEndpoint, Job
@@ -43,14 +44,16 @@ class ResponsesEndpoint(GenerationEndpoint):
     async def stream(self, job: Job, events: EventStream) -> None:
         response = _Response(job, keep_broken=True)
         events.last_words = response.failed
-        async with aclosing(read_steps(job)) as all_steps:  # type: ignore[type-var]
-            async for steps in all_steps:
-                first = b""
-                if not events.started:  # not before: a schema that can't be kept is then a plain error
-                    begun = {"response": response.body("in_progress")}
-                    first = response.frames([("response.created", begun), ("response.in_progress", begun)])
-                if frames := first + response.frames(response.steps(steps)):
-                    await events.write(frames)
+        reader = StepReader(job)
+
+        def frames_of(output: RequestOutput) -> bytes:
+            first = b""
+            if not events.started:  # not before: a schema that can't be kept is then a plain error
+                begun = {"response": response.body("in_progress")}
+                first = response.frames([("response.created", begun), ("response.in_progress", begun)])
+            return first + response.frames_of(reader.read(output))
+
+        await events.follow(job, frames_of, reader.ended)
         frames = response.frames(response.end())
         kind = f"response.{response.status}"
         await events.write(frames + response.frames([(kind, {"response": response.body()})]), more=False)
@@ -79,6 +82,13 @@ class _Response:
             elif step.finish_reason not in (None, "stop", "tool_calls"):
                 self.status = "failed"
                 self.error = {"code": "server_error", "message": f"The response ended early ({step.finish_reason})."}
+
+    def frames_of(self, steps: list[Step]) -> bytes:
+        text = None if self.top_k is not None or self.items.kind != "message" else plain_text(steps)
+        if text is None:
+            return self.frames(self.steps(steps))
+        self.number += 1
+        return self.items.text_delta(text, self.number - 1)
 
     def end(self) -> Iterator[TypedEvent]:
         yield from self.items.close("completed" if self.status == "completed" else "incomplete")

@@ -40,17 +40,13 @@ class Frames:
         self.include_usage = include_usage
         self.tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self.plain_end = self.text_end + b',"logprobs":null,"finish_reason":null}' + self.tail
-        self.starts: list[bytes] = []
-
-    def start(self, index: int) -> bytes:
-        """All that comes before the text of a choice."""
-        while len(self.starts) <= index:
-            self.starts.append(self.head + b'{"index":%d,' % len(self.starts) + self.text_key)
-        return self.starts[index]
+        self.starts: list[bytes] = []  # by choice: all that comes before its text
 
     def text(self, index: int, text: str) -> bytes:
         """The frame of a text delta, with nothing else in it. The hot path."""
-        return self.start(index) + encode(text) + self.plain_end
+        while len(self.starts) <= index:
+            self.starts.append(self.head + b'{"index":%d,' % len(self.starts) + self.text_key)
+        return self.starts[index] + encode(text) + self.plain_end
 
     def choice(self, index: int, fields: dict[str, Any], *, top: dict[str, Any] | None = None, usage: Any = None) -> bytes:
         """A frame with one choice of any fields; ``top`` adds fields to the chunk itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -22,6 +23,11 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
+def _end_with_parent() -> None:
+    """A test run that is killed leaves no servers behind (Linux: PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 class RunningServer:
     """``python -m octavo serve`` with the given flags; ``stop()`` sends SIGTERM and returns the exit code."""
 
@@ -29,9 +35,13 @@ class RunningServer:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = tempfile.NamedTemporaryFile("w+", suffix=".log", delete=False)
+        if not {"--kv-cache-memory", "--num-gpu-blocks-override"} & set(flags):  # several run at the same time
+            flags = ("--kv-cache-memory", "512M", *flags)
         command = [sys.executable, "-m", "octavo", "serve", "--port", str(self.port), *flags]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT, env=environment, cwd=ROOT)
+        self.process = subprocess.Popen(
+            command, stdout=self.log, stderr=subprocess.STDOUT, env=environment, cwd=ROOT, preexec_fn=_end_with_parent
+        )
         deadline = time.monotonic() + ready_s
         while not self.healthy():
             if self.process.poll() is not None or time.monotonic() > deadline:

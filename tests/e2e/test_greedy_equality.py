@@ -10,6 +10,7 @@ from octavo import LLM, SamplingParams
 from tests.e2e.demo import demo_model_path, demo_transformers_model, text_prompts
 
 NUM_PROMPTS = 50
+FEWER = 28  # in the ways that take a CPU long
 PROMPT_TOKENS = 64
 OUTPUT_TOKENS = 64
 
@@ -83,7 +84,7 @@ def test_prefix_hits(prompts: list[list[int]], expected: list[list[int]]) -> Non
 def test_forced_preemption(prompts: list[list[int]], expected: list[list[int]], steps_ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_STEPS_AHEAD", str(steps_ahead))
     llm = make_llm(enable_prefix_caching=True, max_num_seqs=32, num_gpu_blocks_override=64)
-    assert run(llm, prompts) == expected
+    assert run(llm, prompts[:FEWER]) == expected[:FEWER]
     assert llm.engine.stats().num_preemptions > 0
 
 
@@ -92,4 +93,4 @@ def test_one_step_ahead(prompts: list[list[int]], expected: list[list[int]], dev
     monkeypatch.setenv("OCTAVO_STEPS_AHEAD", "1")
     monkeypatch.setenv("OCTAVO_DECODE_GRAPHS", str(device_rows))
     llm = make_llm(enable_prefix_caching=True, max_num_seqs=24, max_num_batched_tokens=80)
-    assert run(llm, prompts) == expected
+    assert run(llm, prompts[:FEWER]) == expected[:FEWER]

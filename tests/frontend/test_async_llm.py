@@ -156,10 +156,10 @@ async def _a_reader_that_is_late_gets_all_at_once(llm: AsyncLLM) -> None:
 async def test_a_fault_on_one_request_fails_that_one_alone(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     push = RequestOutputs.push
 
-    def breaks_on_bad(self: RequestOutputs, delta: TokenDelta) -> bool:
+    def breaks_on_bad(self: RequestOutputs, delta: TokenDelta, now: float | None = None) -> bool:
         if self.request_id == "bad":
             raise ZeroDivisionError("a fault")
-        return push(self, delta)
+        return push(self, delta, now)
 
     monkeypatch.setattr(RequestOutputs, "push", breaks_on_bad)
     llm = await AsyncLLM.start(config(model))

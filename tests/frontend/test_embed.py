@@ -87,7 +87,7 @@ def test_encoders_run_texts_whole(ahead: str, kind: str, tmp_path: Path, monkeyp
         assert len(llm.engine.scheduler.free_rows) == llm.config.max_num_seqs
     with pytest.raises(ConfigError, match="at least 76 for an encoder"):
         LLM(tmp_path, max_num_seqs=6, max_num_batched_tokens=75, **options)
-    with pytest.raises(RequestError, match="at most 70"):
+    with pytest.raises(RequestError, match="maximum context length is 70"):
         llm.embed([[5] * 71])
 
 

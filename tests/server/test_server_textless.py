@@ -24,6 +24,7 @@ class TextlessEngine(MockEngine):
         self.tokenizer = self.chat_template = None
 
     async def generate(self, *args: Any, **named: Any) -> AsyncIterator[RequestOutput]:  # type: ignore[override]
+        named["taker"] = None  # which would have the texts
         async for output in super().generate(*args, **named):
             yield replace(output, outputs=[replace(choice, text="") for choice in output.outputs])
 

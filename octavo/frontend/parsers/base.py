@@ -88,19 +88,32 @@ class ToolParser(TextParser):
         self._settled = True  # all that was read since the tag belongs to calls that are complete
         self._had_call = self._had_content = False
         self._space: list[str] = []  # white space that is content if text follows it
+        self._between = False  # what comes next is content, up to a tag
 
     def push(self, text: str) -> list[Event]:
         if not self.tools and not self._finished:
             return [Content(text)] if text else []
+        if self._between and text and self._is_plain(text):
+            return [Content(text)]
         return super().push(text)
+
+    def _is_plain(self, text: str) -> bool:
+        """Whether all of it is content, and nothing is to be done but to say so: true of nearly every token outside of calls."""
+        reader, tags = self._reader, self.tags
+        if self._finished or self._space or not self._had_content or text[-1] in SPACE or reader.at < len(reader.text):
+            return False
+        return tags is not None and not tags.may_begin(text)
 
     def _run(self) -> Steps[None]:
         yield from self._attempt(self._opening, "")
         if self.tags is None:
             yield from self._reader.rest(self.content)
         else:
+            self._between = True
             while tag := (yield from self._reader.until(self.tags, self.content)):
+                self._between = False
                 yield from self._attempt(self._calls, tag)
+                self._between = True
         self._flush_space()
 
     def _flush_space(self) -> None:

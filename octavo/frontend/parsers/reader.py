@@ -36,7 +36,10 @@ class Tags:
             raise ValueError(f"tags must be non-empty, and none the beginning of another: {tags}")
         self.tags = tags
         self._search = re.compile("|".join(re.escape(tag) for tag in tags)).search
-        self._first = re.compile("[" + "".join(re.escape(char) for char in sorted({tag[0] for tag in tags})) + "]").finditer
+        first = re.compile("[" + "".join(re.escape(char) for char in sorted({tag[0] for tag in tags})) + "]")
+        self._first = first.finditer
+        self.may_begin = first.search
+        """Finds a character in a text that a tag begins with."""
         self._longest = max(map(len, tags))
 
     def find(self, text: str, at: int, limit: int | None = None) -> tuple[int, str]:

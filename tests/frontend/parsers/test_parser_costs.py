@@ -45,9 +45,9 @@ def fresh(name: str) -> OutputParser:
 def seconds(name: str, text: str) -> float:
     best = float("inf")
     for _ in range(2):
-        begin = time.perf_counter()
+        begin = time.process_time()  # others' work does not count
         run(fresh(name), [text], "length")
-        best = min(best, time.perf_counter() - begin)
+        best = min(best, time.process_time() - begin)
     return best
 
 
