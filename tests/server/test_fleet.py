@@ -319,10 +319,11 @@ def test_a_client_that_leaves_and_one_that_stops(real):
     body = {"prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", real.url + COMPLETIONS, json=body, headers=HEADERS, timeout=60) as answer:
         next(answer.iter_text())
+    time.sleep(0.3)  # each process hears of the engine ten times a second: one may not know yet that something ran
     end = time.monotonic() + 2
-    while real.metric("vllm:num_requests_running") and time.monotonic() < end:
+    while any(counts := [real.metric("vllm:num_requests_running") for _ in range(8)]) and time.monotonic() < end:
         time.sleep(0.02)
-    assert real.metric("vllm:num_requests_running") == 0
+    assert not any(counts), "it runs on"
     stopped = httpx.post(real.url + COMPLETIONS, json={**body, "stream": False, "stop": ["e"]}, headers=HEADERS, timeout=60).json()
     assert stopped["choices"][0]["finish_reason"] == "stop"
 
