@@ -97,6 +97,7 @@ async def _closing_a_stream_aborts_it(llm: AsyncLLM) -> None:
 
 
 async def _cancelling_anywhere_frees_all(llm: AsyncLLM) -> None:
+    cancelled = 0
     for i in range(12):
         tasks = [asyncio.create_task(collect(llm, f"d{i}-{j}", SamplingParams(max_tokens=300, n=4, ignore_eos=True))) for j in range(6)]
         for turn in range(i):
@@ -104,8 +105,10 @@ async def _cancelling_anywhere_frees_all(llm: AsyncLLM) -> None:
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(r, asyncio.CancelledError) for r in results)
-    assert llm.num_unfinished == 0
+        # On a machine that is busy elsewhere one may have come to its end.
+        assert all(isinstance(r, asyncio.CancelledError) or r[-1].finished for r in results)
+        cancelled += sum(isinstance(r, asyncio.CancelledError) for r in results)
+    assert llm.num_unfinished == 0 and cancelled >= 36
     await wait_until_idle(llm)
 
 

@@ -124,7 +124,7 @@ def test_cells_of_several_processes():
 
 
 def test_counters_never_fall_from_scrape_to_scrape():
-    """Scrapes meet different processes, and each hears of the engine at its own times. Prometheus takes a fall for a restart."""
+    """Scrapes of one port meet different processes, each hearing of the engine at its own times; a fall would look like a restart."""
     memory = os.memfd_create("cells")
     try:
         os.ftruncate(memory, Cells.size(2))
