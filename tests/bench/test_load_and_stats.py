@@ -83,7 +83,7 @@ def test_requests_are_sent_when_they_arrive(raw_server: Callable[..., Serving]) 
     for _ in range(5):  # never early; not late either, unless the machine is busy
         run = loaded(serving, arrivals, None)
         starts = [r.start - run.start for r in run.results]
-        assert all(start >= at for at, start in zip(arrivals, starts, strict=True)) and run.duration >= 0.3
+        assert all(start >= at - 0.002 for at, start in zip(arrivals, starts, strict=True)) and run.duration >= 0.3
         late.append(max(start - at for at, start in zip(arrivals, starts, strict=True)))
         if late[-1] < 0.09 and run.lateness < 0.09:
             return

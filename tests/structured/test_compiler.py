@@ -183,7 +183,7 @@ def test_hostile_input_ends_in_time(compiler: GrammarCompiler, kind: str, value:
     grammars.set_vocabulary(compiler.vocabulary)
     begun = time.monotonic()
     text = value if isinstance(value, str) else json.dumps(value)
-    matcher = grammars.compile(compiler.compile(StructuredOutput(kind, text))).result().start.deep_copy()
+    matcher = grammars.compile(compiler.compile(StructuredOutput(kind, text))).result().starts[0].deep_copy()
     assert time.monotonic() - begun < grammar_compiler.COMPILE_S
     worst = 0.0
     for step in range(60):
