@@ -21,6 +21,7 @@ from octavo.executor.model_runner import padded_rows
 from octavo.models.bert import PackedBatch
 from octavo.models.config import ModelConfig
 from octavo.models.loader import load_model
+from octavo.sampling.feature import upload
 from octavo.sampling.pooling import PooledVectors, Pooler
 from octavo.types import Advance, PoolingParams, StepPlan, StepResult
 
@@ -98,7 +99,7 @@ class EncoderExecutor:
         token_ids = torch.from_numpy(np.concatenate([np.array(a.token_ids, dtype=np.int64) for a in ordered]))
         positions = torch.from_numpy(batch.positions)
         if self.device.type != "cpu":
-            token_ids, positions = (t.pin_memory().to(self.device, non_blocking=True) for t in (token_ids, positions))
+            token_ids, positions = (upload(t, t.dtype, self.device) for t in (token_ids, positions))
         elif padding := padded_rows(batch.num_tokens) - batch.num_tokens:
             token_ids, positions = F.pad(token_ids, (0, padding)), F.pad(positions, (0, padding))
         hidden = self.model(token_ids, positions, batch)

@@ -24,6 +24,11 @@ LINEAR_BYTES = {"fp8": 1.0, "int8": 1.0, "int4": 0.5625, "awq": 0.5625, "gptq": 
 _LEAST_LINEAR_BYTES = 0.5  # of a checkpoint whose scheme isn't in that table
 
 
+def graph_bytes(total: int) -> int:
+    """What is left for the driver's part of captured steps, of a GPU with ``total`` bytes."""
+    return min(total // GRAPH_SHARE, MOST_GRAPHS)
+
+
 @dataclass(frozen=True)
 class Footprint:
     """Bytes by use, on one rank.

@@ -225,13 +225,13 @@ def steps(request: dict[str, Any], gpu: Gpu) -> list[tuple[bool, Callable[[], An
     # What the warm-up runs, which the first answer waits for, and then what a first request is likely to ask for.
     found: list[tuple[bool, Callable[[], Any]]] = [(True, lambda: uploads(runner))]
     found += [(True, prompts(0, PROMPT_TOKENS[0], mode)) for mode in (GREEDY, RANDOM)] + [(True, decode(1, GREEDY))]
-    found += [(False, prompts(0, PROMPT_TOKENS[0], mode)) for mode in modes] + [(False, decode(1, mode)) for mode in (*modes, LOGITS)]
+    found += [(False, prompts(0, PROMPT_TOKENS[0], TRUNCATED))] + [(False, decode(1, mode)) for mode in (RANDOM, TRUNCATED, LOGITS)]
     found += [(False, lambda: eager(runner))] + [(False, long_prompts(tokens, mode)) for tokens in (4096, 4097) for mode in modes]
-    found += [(False, prompts(0, tokens, mode)) for tokens in PROMPT_TOKENS[-1:] for mode in modes]
-    found += [(False, decode(bucket, mode)) for bucket in graphs.sizes for mode in (*modes, LOGITS)]
+    found += [(False, prompts(0, tokens, mode)) for tokens in (PROMPT_TOKENS[-1], *PROMPT_TOKENS[1:3]) for mode in modes]
+    found += [(False, decode(bucket, mode)) for bucket in graphs.sizes[1:] for mode in (*modes, LOGITS)]
     found += [(False, masked(mode)) for mode in modes]
     # What varies with prompts' tokens is whether there are few rows, and then how many.
-    found += [(False, prompts(d, t, mode)) for d in (0, *mixed) for t in (*PROMPT_TOKENS[:3], PROMPT_TOKENS[-1]) for mode in modes]
+    found += [(False, prompts(d, t, mode)) for d in mixed for t in (*PROMPT_TOKENS[:3], PROMPT_TOKENS[-1]) for mode in modes]
     return found
 
 

@@ -17,7 +17,7 @@ from octavo.attention.selector import select_backend
 from octavo.config import EngineConfig
 from octavo.distributed.group import Group
 from octavo.errors import ConfigError, OutOfMemoryError
-from octavo.executor.footprint import GRAPH_SHARE, MOST_GRAPHS
+from octavo.executor.footprint import graph_bytes
 from octavo.executor.kernel_keys import settle_cache_keys
 from octavo.executor.memory import Room, available_memory, check_fits, explained, gib, kv_budget, with_rows
 from octavo.executor.model_runner import ModelRunner, PendingStep
@@ -225,11 +225,6 @@ def _warn_of_idle_flags(config: EngineConfig, on_cpu: bool) -> None:
         logger.warning("--gpu-memory-utilization says nothing on a CPU; --kv-cache-memory sets the size of the KV cache.")
     if config.swap_space != defaults["swap_space"]:
         logger.warning("--swap-space has no effect yet: preempted sequences are recomputed, not swapped out.")
-
-
-def graph_bytes(total: int) -> int:
-    """What is left for the driver's part of captured steps, of a GPU with ``total`` bytes."""
-    return min(total // GRAPH_SHARE, MOST_GRAPHS)
 
 
 def resolve_device(config: EngineConfig) -> torch.device:

@@ -14,6 +14,7 @@ from octavo.executor.footprint import LOGITS_CHUNK
 from octavo.executor.rows import BatchRows
 from octavo.executor.step_graphs import LOGITS, StepGraphs, split_mixed
 from octavo.sampling.batch import SamplingState
+from octavo.sampling.feature import upload
 from octavo.sampling.logprobs import prompt_logprobs
 from octavo.sampling.pooling import PooledVectors, Pooler
 from octavo.sampling.sampler import GREEDY, SampleOutput, Sampler
@@ -104,7 +105,6 @@ class ModelRunner:
         device: torch.device,
         use_graphs: bool = False,
     ) -> None:
-        self.max_model_len = max_model_len
         self.model = model
         self.backend = backend
         self.kv_caches = kv_caches
@@ -276,7 +276,7 @@ class ModelRunner:
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
-        return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
+        return upload(tensor, tensor.dtype, self.device)
 
     def warm_up(self) -> None:
         """Run the smallest real step on row 0 and block 0 once, so that one-time costs don't fall on the first answer."""

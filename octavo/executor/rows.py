@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from octavo.sampling.feature import upload
 from octavo.types import BlockAppend, RowInit
 
 
@@ -54,10 +55,10 @@ class BatchRows:
         width = self.block_table.shape[1]
         # A later write to the same place must win, which a scatter with duplicate targets doesn't promise.
         cells = {row * width + offset + i: block for row, offset, ids in writes for i, block in enumerate(ids)}
-        pairs = torch.from_numpy(np.array(list(cells.items()), dtype=np.int64)).pin_memory()
+        pairs = upload(np.array(list(cells.items()), dtype=np.int64), torch.int64, self.device)
         from octavo.kernels.triton.rows import scatter_pairs
 
-        scatter_pairs(pairs.to(self.device, non_blocking=True), self.block_table)
+        scatter_pairs(pairs, self.block_table)
 
     def decode_inputs(self, row_index: torch.Tensor, spare_row: int, block_size: int) -> DecodeInputs:
         """Inputs of a step in which each of ``row_index`` (int64 [B]) runs its newest token. Spare rows write nothing."""

@@ -106,8 +106,7 @@ class StepGraphs:
         """
         size = round_up(sum(p.count for p in prompts), PROMPT_TOKENS)
         self._set_rows([])
-        packed = self._pack(prompts, size, MAX_PROMPTS)
-        self.prompt_inputs[: len(packed)].copy_(upload(torch.from_numpy(packed), torch.int64, self.runner.device), non_blocking=True)
+        self._fill_prompt_inputs(self._upload_prompts(prompts, size, MAX_PROMPTS))
         self._mixed_body(self.mixed_sizes[-1], size, MAX_PROMPTS, TRUNCATED)
         self._decode_body(self.sizes[-1], TRUNCATED)
         self._decode_body(self.sizes[-1], LOGITS)
@@ -125,8 +124,7 @@ class StepGraphs:
             if key not in self.pool.steps:
                 self._set_rows([])
                 if key[0] == "mixed":
-                    packed = self._pack([], key[2], MAX_PROMPTS)
-                    self.prompt_inputs[: len(packed)].copy_(upload(torch.from_numpy(packed), torch.int64, self.runner.device))
+                    self._fill_prompt_inputs(self._upload_prompts([], key[2], MAX_PROMPTS))
                 self.pool.capture(key, body)
                 return True
         return False
@@ -215,9 +213,9 @@ class StepGraphs:
         else:
             sizes = (round_up(len(decodes), [0, *self.mixed_sizes]) if self.pool.on_gpu else len(decodes), num_tokens, len(prompts))
         self._set_rows(decodes)
-        packed = upload(torch.from_numpy(self._pack(prompts, sizes[1], sizes[2])), torch.int64, self.runner.device)
+        packed = self._upload_prompts(prompts, sizes[1], sizes[2])
         if captured:
-            self.prompt_inputs[: len(packed)].copy_(packed, non_blocking=True)
+            self._fill_prompt_inputs(packed)
             tokens = self.pool.run(("mixed", *sizes, mode), partial(self._mixed_body, *sizes, mode))
         else:  # so many tokens that launching them one by one takes the host less than they take the device
             tokens = self._mixed_body(*sizes, mode, packed, max(p.count for p in prompts))
@@ -225,6 +223,14 @@ class StepGraphs:
         if len(decodes) == sizes[0] and drawn == list(range(sizes[0], sizes[0] + len(drawn))):
             return tokens[: sizes[0] + len(drawn)]
         return tokens[upload([*range(len(decodes)), *drawn], torch.int64, self.runner.device)]
+
+    def _upload_prompts(self, prompts: list[Advance], size: int, slots: int) -> torch.Tensor:
+        """``_pack``'s array on the device, in one copy."""
+        return upload(torch.from_numpy(self._pack(prompts, size, slots)), torch.int64, self.runner.device)
+
+    def _fill_prompt_inputs(self, packed: torch.Tensor) -> None:
+        """Put it where captured steps read it."""
+        self.prompt_inputs[: len(packed)].copy_(packed, non_blocking=True)
 
     def _pack(self, prompts: list[Advance], size: int, slots: int) -> np.ndarray:
         """int64: token ids, positions, rows [size each]; query starts [slots + 1]; rows, lengths, sampling rows, sampling

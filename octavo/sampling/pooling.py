@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from octavo.sampling.feature import upload
 from octavo.types import Advance
 
 
@@ -132,6 +133,4 @@ def _finish(vectors: torch.Tensor, advances: list[Advance]) -> torch.Tensor:
 
 
 def _to_device(values: list[int], device: torch.device) -> torch.Tensor:
-    """int64 [N]; the host does not wait."""
-    tensor = torch.tensor(values, dtype=torch.int64)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    return upload(values, torch.int64, device)
