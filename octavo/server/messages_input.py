@@ -8,6 +8,7 @@ import msgspec
 
 from octavo.errors import RequestError
 from octavo.server.context import ServerContext
+from octavo.server.items import check_known, string_of
 from octavo.server.schemas import (
     AssistantMessage,
     ChatRequest,
@@ -228,8 +229,8 @@ def _add_user(messages: list[Message], blocks: list[dict[str, Any]], names: dict
     for i, block in enumerate(blocks):
         at = f"{where}.content[{i}]"
         if block.get("type") == "tool_result":
-            _known(block, ("type", "tool_use_id", "content", "is_error", "cache_control", "toolset_name"), at)
-            use = _string(block, "tool_use_id", at)
+            check_known(block, ("type", "tool_use_id", "content", "is_error", "cache_control", "toolset_name"), at)
+            use = string_of(block, "tool_use_id", at)
             if use not in names:
                 raise RequestError(f"{at}.tool_use_id {use[:80]!r} is of no tool_use before it.", param=f"{at}.tool_use_id")
             content = _text(block.get("content") or "", f"{at}.content")
@@ -249,14 +250,14 @@ def _assistant(blocks: list[dict[str, Any]], names: dict[str, str], where: str) 
         at = f"{where}.content[{i}]"
         kind = block.get("type")
         if kind == "tool_use":
-            _known(block, ("type", "id", "name", "input", "cache_control", "caller", "toolset_name"), at)
-            use, name, arguments = _string(block, "id", at), _string(block, "name", at), block.get("input")
+            check_known(block, ("type", "id", "name", "input", "cache_control", "caller", "toolset_name"), at)
+            use, name, arguments = string_of(block, "id", at), string_of(block, "name", at), block.get("input")
             if not isinstance(arguments, dict):
                 raise RequestError(f"{at}.input must be an object.", param=f"{at}.input")
             names[use] = name
             calls.append(ToolCall(id=use, function=FunctionCall(name, arguments)))
         elif kind == "thinking":
-            thoughts.append(_string(block, "thinking", at))
+            thoughts.append(string_of(block, "thinking", at))
         elif kind != "redacted_thinking":  # that is of another server, and says nothing to this model
             texts.append(_block_text(block, at))
     content = "".join(texts) if texts or not calls else None
@@ -276,20 +277,7 @@ def _block_text(block: Any, where: str) -> str:
     if kind != "text":
         shown = repr(kind) if isinstance(kind, str) else "without a type"
         raise RequestError(f"{where}: a block {shown[:80]} is not supported here; this model takes text only.", param=f"{where}.type")
-    _known(block, ("type", "text", "cache_control", "citations", "parsed_output"), where)
+    check_known(block, ("type", "text", "cache_control", "citations", "parsed_output"), where)
     if block.get("citations"):
         raise RequestError(f"{where}.citations is not supported.", param=f"{where}.citations")
-    return _string(block, "text", where)
-
-
-def _string(block: dict[str, Any], key: str, where: str) -> str:
-    value = block.get(key)
-    if not isinstance(value, str):
-        raise RequestError(f"{where}.{key} must be a string.", param=f"{where}.{key}")
-    return value
-
-
-def _known(block: dict[str, Any], names: tuple[str, ...], where: str) -> None:
-    for name in block:
-        if name not in names:
-            raise RequestError(f"Unknown field {name[:80]!r} in {where}.", param=f"{where}.{name[:80]}", code="unknown_field")
+    return string_of(block, "text", where)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from octavo.errors import RequestError
+from octavo.server.items import check_known, string_of
 from octavo.server.schemas import (
     AssistantMessage,
     ChatRequest,
@@ -265,7 +266,7 @@ class _Items:
 
     def _message(self, item: dict[str, Any], where: str) -> None:
         role, content = item.get("role"), item.get("content")
-        _known(item, ("type", "role", "content", "id", "status", "phase", "name"), where)
+        check_known(item, ("type", "role", "content", "id", "status", "phase", "name"), where)
         text = content if isinstance(content, str) else "\n".join(_texts(content, f"{where}.content"))
         if role == "assistant":
             self._assistant(text)
@@ -283,16 +284,16 @@ class _Items:
         return message
 
     def _call(self, item: dict[str, Any], where: str) -> None:
-        _known(item, ("type", "id", "call_id", "name", "arguments", "status", "namespace", "caller", "parsed_arguments"), where)
-        call_id, name, arguments = (_string(item, key, where) for key in ("call_id", "name", "arguments"))
+        check_known(item, ("type", "id", "call_id", "name", "arguments", "status", "namespace", "caller", "parsed_arguments"), where)
+        call_id, name, arguments = (string_of(item, key, where) for key in ("call_id", "name", "arguments"))
         self.names[call_id] = name
         message = self.calling or self._assistant(None)
         call = ToolCall(id=call_id, function=FunctionCall(name, arguments))
         message.tool_calls = [*(message.tool_calls or ()), call]
 
     def _output(self, item: dict[str, Any], where: str) -> None:
-        _known(item, ("type", "id", "call_id", "output", "status", "name", "namespace", "caller"), where)
-        call_id = _string(item, "call_id", where)
+        check_known(item, ("type", "id", "call_id", "output", "status", "name", "namespace", "caller"), where)
+        call_id = string_of(item, "call_id", where)
         if call_id not in self.names:
             raise RequestError(f"{where}.call_id {call_id[:80]!r} is of no function_call before it.", param=f"{where}.call_id")
         output = item.get("output")
@@ -319,16 +320,3 @@ def _texts(parts: Any, where: str) -> list[str]:
             raise RequestError(f"{where}[{i}] needs a text.", param=f"{where}[{i}].text")
         texts.append(text)
     return texts
-
-
-def _string(item: dict[str, Any], key: str, where: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str):
-        raise RequestError(f"{where}.{key} must be a string.", param=f"{where}.{key}")
-    return value
-
-
-def _known(item: dict[str, Any], names: tuple[str, ...], where: str) -> None:
-    for name in item:
-        if name not in names:
-            raise RequestError(f"Unknown field {name[:80]!r} in {where}.", param=f"{where}.{name[:80]}", code="unknown_field")
