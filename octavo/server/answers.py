@@ -11,8 +11,9 @@ import string
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from octavo.frontend.logprob_buffer import entries_of
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.parsers import (
     Content,
@@ -32,6 +33,7 @@ from octavo.frontend.parsers.registry import markers_of
 from octavo.server.forced_tools import ForcedCall
 from octavo.server.model_parsers import ModelParsers
 from octavo.server.tools import NO_TOOLS, ToolUse
+from octavo.types import TokenLogprobs
 
 if TYPE_CHECKING:
     from octavo.server.generation import Job
@@ -207,7 +209,7 @@ class Answer:
     finish_reason: str | None
     stop_reason: int | str | None
     token_ids: list[int]
-    logprobs: list[Any]
+    logprobs: list[TokenLogprobs]
 
 
 async def read_answers(job: Job) -> list[Answer]:
@@ -220,7 +222,7 @@ async def read_answers(job: Job) -> list[Answer]:
                 answer, output = answers[step.output.index], step.output
                 events[output.index] += step.events
                 answer.token_ids += output.token_ids
-                answer.logprobs += output.logprobs or ()
+                answer.logprobs += entries_of(output)
                 if step.finish_reason is not None:
                     answer.finish_reason, answer.stop_reason = step.finish_reason, output.stop_reason
     for answer, found in zip(answers, events):

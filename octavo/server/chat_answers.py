@@ -41,8 +41,7 @@ class ReadChatWriter(ChatWriter):
             index = step.output.index
             if not self.begun[index]:
                 self._begin(index, parts)
-            if not self.plain:
-                self._wait(index, step.output)
+            self._wait(index, step.output)
             for event in step.events:
                 self._event(index, event, parts)
             if step.finish_reason is not None:
@@ -52,16 +51,16 @@ class ReadChatWriter(ChatWriter):
 
     def _wait(self, index: int, output: CompletionOutput) -> None:
         if self.wants_logprobs:
-            self.waiting_logprobs[index] += self._logprobs(output)
+            self._wait_for_text(output)
         if self.wants_ids:
             self.waiting_ids[index] += output.token_ids
 
     def _event(self, index: int, event: Event, parts: list[bytes]) -> None:
         if self.plain and isinstance(event, Content):
-            parts.append(self.frames.text(index, event.text))
-        elif self.plain and isinstance(event, ToolCallArguments):
+            parts.append(self.frames.text(index, event.text, self._take_logprobs(index)))
+        elif self.plain and not self.wants_logprobs and isinstance(event, ToolCallArguments):
             parts.append(self.frames.arguments(index, event.index, event.text))
-        elif self.plain and isinstance(event, Reasoning):
+        elif self.plain and not self.wants_logprobs and isinstance(event, Reasoning):
             parts.append(self.frames.reasoning(index, event.text))
         elif (delta := _delta(event)) is not None:
             parts.append(self._frame(index, delta, self._take_logprobs(index), self._take_ids(index)))

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from starlette.types import Scope
 
+from octavo.frontend.logprob_buffer import entries_of
 from octavo.frontend.outputs import RequestOutput
 from octavo.server.answers import Step, StepReader, plain_text, read_steps
 from octavo.server.chat_plan import chat_job
@@ -73,9 +74,9 @@ class _Response:
 
     def steps(self, steps: list[Step]) -> Iterator[TypedEvent]:
         for step in steps:
-            entries = []
+            entries: list[msgspec.Raw] = []
             if self.top_k is not None:
-                entries = chat_logprobs(self.job.texts, step.output.token_ids, step.output.logprobs, self.top_k)
+                entries = [msgspec.Raw(shown) for shown in chat_logprobs(self.job.texts, entries_of(step.output), self.top_k)]
             yield from self.items.add(step.events, entries)
             if step.finish_reason == "length":
                 self.status = "incomplete"

@@ -42,11 +42,13 @@ class Frames:
         self.plain_end = self.text_end + b',"logprobs":null,"finish_reason":null}' + self.tail
         self.starts: list[bytes] = []  # by choice: all that comes before its text
 
-    def text(self, index: int, text: str) -> bytes:
-        """The frame of a text delta, with nothing else in it. The hot path."""
+    def text(self, index: int, text: str, logprobs: bytes | None = None) -> bytes:
+        """The frame of a text delta, with nothing else in it but ``logprobs`` (JSON). The hot path."""
         while len(self.starts) <= index:
             self.starts.append(self.head + b'{"index":%d,' % len(self.starts) + self.text_key)
-        return self.starts[index] + encode(text) + self.plain_end
+        if logprobs is None:
+            return self.starts[index] + encode(text) + self.plain_end
+        return b"".join((self.starts[index], encode(text), self.text_end, b',"logprobs":', logprobs, b',"finish_reason":null}', self.tail))
 
     def choice(self, index: int, fields: dict[str, Any], *, top: dict[str, Any] | None = None, usage: Any = None) -> bytes:
         """A frame with one choice of any fields; ``top`` adds fields to the chunk itself."""
