@@ -21,7 +21,6 @@ from octavo.frontend.parsers import (
     Message,
     OutputParser,
     Reasoning,
-    ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
     assemble,
@@ -92,9 +91,6 @@ def new_call_id(parser: str | None) -> str:
     return "call_" + secrets.token_hex(12)
 
 
-_PLAIN_EVENTS = (Content, ToolCallArguments)  # those that need no look
-
-
 class AnswerReader:
     """Reads one choice. ``finish_reason`` is set once the answer has ended: the engine's, or "tool_calls"."""
 
@@ -104,6 +100,19 @@ class AnswerReader:
         self.called = False  # at least one call is complete
         self.reasoning_tokens = 0
         self._parser = plan.parser()
+
+    def plain(self, output: CompletionOutput) -> Event | None:
+        """The one event of an output that only goes on with what came before, as nearly all do; None, and nothing is done, for others."""
+        if output.finish_reason is not None or self.finish_reason is not None or not output.text:
+            return None
+        if self._parser is None:
+            return Content(output.text)
+        event = self._parser.plain(output.text)
+        if type(event) is Reasoning:
+            if not self.plan.include_reasoning:
+                return None
+            self.reasoning_tokens += len(output.token_ids)
+        return event
 
     def read(self, output: CompletionOutput) -> list[Event]:
         """What a further output of the choice holds. Sets its finish reason to "stop" where the answer ends before the engine does."""
@@ -118,8 +127,7 @@ class AnswerReader:
             self.reasoning_tokens += len(output.token_ids)
         if output.finish_reason is not None:
             events = events + self._parser.finish(output.finish_reason)
-        if len(events) != 1 or type(events[0]) not in _PLAIN_EVENTS:
-            events = self._checked(events)
+        events = self._checked(events)
         if self.called and not self.plan.tools.parallel:
             output.finish_reason = output.finish_reason or "stop"
             self.finish_reason = "tool_calls"
@@ -152,21 +160,27 @@ class Step:
     finish_reason: str | None
 
 
-def plain_text(steps: list[Step]) -> str | None:
-    """The text of steps that hold a further text of one choice and nothing else, as nearly all do; None for others."""
-    if len(steps) == 1:
-        step = steps[0]
-        if step.finish_reason is None and len(step.events) == 1 and type(step.events[0]) is Content:
-            return step.events[0].text
-    return None
-
-
 class StepReader:
     """Reads a job's outputs as they come. It has ``ended`` when no choice can say any more."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.readers = [AnswerReader(job.plan) for _ in range(job.num_choices)]
+
+    def plain(self, output: RequestOutput) -> Event | None:
+        """The one event of an output that brings one choice further text and nothing else. None, and nothing is done, for others.
+
+        The hot path of `read`.
+        """
+        if len(output.outputs) != 1 or output.prompt_logprobs is not None:
+            return None
+        choice = output.outputs[0]
+        event = self.readers[choice.index].plain(choice)
+        if event is not None:
+            if type(event) is Reasoning:
+                self._count_reasoning()
+            self.job.runs[output.request_id].observe(output)
+        return event
 
     def read(self, output: RequestOutput) -> list[Step]:
         readers, steps = self.readers, []
@@ -177,12 +191,15 @@ class StepReader:
         if len(steps) != len(output.outputs):
             output.outputs = [step.output for step in steps]  # what goes on after an answer's end is not counted
         job = self.job
-        if job.plan.parsers.reasoning is not None:
-            job.reasoning_tokens = sum(reader.reasoning_tokens for reader in readers)
+        self._count_reasoning()
         job.runs[output.request_id].observe(output)
         if output.prompt_logprobs is not None:
             job.prompt_logprobs[0] = output.prompt_logprobs
         return steps
+
+    def _count_reasoning(self) -> None:
+        if self.job.plan.parsers.reasoning is not None:
+            self.job.reasoning_tokens = sum(reader.reasoning_tokens for reader in self.readers)
 
     def ended(self) -> bool:
         for reader in self.readers:

@@ -35,6 +35,16 @@ class ReadChatWriter(ChatWriter):
     Log-probabilities and token ids of tokens that no event came of yet wait for the choice's next frame, so all are sent once.
     """
 
+    def frames_of_event(self, output: CompletionOutput, event: Event) -> bytes:
+        """Of a step that has one event and does not end its choice. The hot path."""
+        if not self.plain or self.wants_logprobs or not self.begun[output.index]:
+            return self.frames_of_steps([Step(output, [event], None)])
+        if type(event) is Content:
+            return self.frames.text(output.index, event.text)
+        parts: list[bytes] = []
+        self._event(output.index, event, parts)
+        return parts[0]
+
     def frames_of_steps(self, steps: list[Step]) -> bytes:
         parts: list[bytes] = []
         for step in steps:
