@@ -89,9 +89,8 @@ class TokenTexts:
 
 def chat_entry(texts: TokenTexts, entry: TokenLogprobs, k: int) -> bytes:
     """``{"token", "logprob", "bytes", "top_logprobs"}``, as JSON: one template out of those of its tokens, filled at once."""
-    chat, ids = texts.chat, entry.token_ids
-    best = b",".join([chat[token] for token in ids[1 : k + 1]])
-    return (b'%b,"top_logprobs":[%b]}' % (chat[ids[0]][:-1], best)) % tuple(numbers(entry.logprobs[: k + 1]))
+    own, *best = map(texts.chat.__getitem__, entry.token_ids[: k + 1])
+    return (own[:-1] + b',"top_logprobs":[' + b",".join(best) + b"]}") % tuple(numbers(entry.logprobs[: k + 1]))
 
 
 def chat_logprobs(texts: TokenTexts, entries: Sequence[TokenLogprobs], k: int) -> list[bytes]:
@@ -183,10 +182,10 @@ class LegacyLogprobs:
             return
         k, legacy, ids = self.k, self.texts.legacy, entry.token_ids
         own, *best = numbers(entry.logprobs[: k + 1])
-        top = {legacy[token][0]: number for token, number in zip(ids[1 : k + 1], best)}
+        top = dict(zip([legacy[token][0] for token in ids[1 : k + 1]], best))  # two tokens may have one text
         top.setdefault(legacy[ids[0]][0], own)
         lists.token_logprobs.append(own)
-        lists.top_logprobs.append(b"{%b}" % b",".join([b"%b:%b" % item for item in top.items()]))
+        lists.top_logprobs.append(b"{%b}" % b",".join([text + b":" + number for text, number in top.items()]))
 
 
 def prompt_logprobs_json(texts: TokenTexts, prompt_logprobs: Sequence[dict[int, Logprob] | None] | None) -> list[Any] | None:

@@ -174,6 +174,9 @@ class _Sequence:
         if not stops:
             self.text.append(text)
             return
+        if not self.held and not any([stop[0] in text for stop in stops]):
+            self.text.append(text)
+            return
         self.held += text
         hits = [(self.held.find(stop), stop) for stop in stops if stop in self.held]
         if hits:

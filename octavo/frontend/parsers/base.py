@@ -46,7 +46,7 @@ class TextParser:
         None, and nothing is done, if it must be looked at: `push` it then. That gives the same event, only later.
         """
         stretch = self._stretch
-        if stretch is None or not text or stretch.special(text):
+        if stretch is None or not text or stretch.special(text) or (stretch.space_waits and text[-1] in SPACE):
             return None
         if (raw := self._reader.raw) is not None:
             raw.append(text)
@@ -121,7 +121,7 @@ class ToolParser(TextParser):
 
     def _standing(self) -> Stretch | None:
         if self._between and self.tags is not None:
-            return Stretch(self.tags.special_or_space_end, Content) if self._had_content and not self._space else None
+            return Stretch(self.tags.special, Content, True) if self._had_content and not self._space else None
         if self._scanner is not None and self._scanner.in_string:
             return Stretch(JSON_SPECIAL, partial(ToolCallArguments, self._index))
         return None

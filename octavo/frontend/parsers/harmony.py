@@ -67,7 +67,7 @@ class HarmonyParser(ToolParser):
             return super()._standing()
         if self.in_reasoning:
             return Stretch(_BODY_END.special, Reasoning) if self._had_reasoning else None
-        return Stretch(_BODY_END.special_or_space_end, Content) if self._had_content and not self._space else None
+        return Stretch(_BODY_END.special, Content, True) if self._had_content and not self._space else None
 
     def _message(self, tag: str) -> Steps[None]:
         reader = self._reader

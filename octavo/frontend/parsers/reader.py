@@ -37,10 +37,14 @@ Special = Callable[[str], "re.Match[str] | None"]
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Where a parser stands while text of one kind goes on: a piece with nothing ``special`` in it is one more ``event``."""
+    """Where a parser stands while text of one kind goes on: a piece with nothing ``special`` in it is one more ``event``.
+
+    ``space_waits``: white space at its end is special, too.
+    """
 
     special: Special
     event: Callable[[str], Event]
+    space_waits: bool = False
 
 
 class Tags:
@@ -55,7 +59,6 @@ class Tags:
         self._first = first.finditer
         self.special: Special = first.search
         """Finds a character that a tag begins with."""
-        self.special_or_space_end: Special = re.compile(rf"{first.pattern}|[{SPACE}]\Z").search
         self._longest = max(map(len, tags))
 
     def find(self, text: str, at: int, limit: int | None = None) -> tuple[int, str]:

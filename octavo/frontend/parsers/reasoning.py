@@ -69,7 +69,7 @@ class ReasoningParser(TextParser):
         if self._over:
             return _REST
         if self.in_reasoning and self._begun and not self._space:
-            return Stretch(self._end.special_or_space_end, Reasoning)
+            return Stretch(self._end.special, Reasoning, True)
         return None
 
     def _reason(self, text: str) -> None:
