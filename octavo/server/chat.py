@@ -10,7 +10,7 @@ from octavo.frontend.logprob_buffer import entries_of
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.server import sse
 from octavo.server.generation import Choice, Job
-from octavo.server.logprobs import chat_logprobs, chat_object
+from octavo.server.logprobs import chat_logprobs, chat_object, chat_object_of_one
 from octavo.server.prompts import text_content
 from octavo.server.schemas import ChatRequest
 
@@ -92,9 +92,15 @@ class ChatWriter:
 
     def _text(self, choice: CompletionOutput) -> bytes:
         """The frame of a text; nothing if it is empty."""
+        logprobs = None
         if self.wants_logprobs:
-            self._wait_for_text(choice)
-        return self.frames.text(choice.index, choice.text, self._take_logprobs(choice.index)) if choice.text else b""
+            entries = entries_of(choice)
+            if len(entries) == 1 and choice.text and not self.waiting_logprobs[choice.index]:
+                logprobs = chat_object_of_one(self.job.texts, entries[0], self.top_k)
+            else:
+                self._wait_for_text(choice)
+                logprobs = self._take_logprobs(choice.index) if choice.text else None
+        return self.frames.text(choice.index, choice.text, logprobs) if choice.text else b""
 
     def _wait_for_text(self, choice: CompletionOutput) -> None:
         self.waiting_logprobs[choice.index] += chat_logprobs(self.job.texts, entries_of(choice), self.top_k)

@@ -87,10 +87,14 @@ class TokenTexts:
         return encode(f"token_id:{token_id}" if self.as_ids else text), length
 
 
-def chat_entry(texts: TokenTexts, entry: TokenLogprobs, k: int) -> bytes:
-    """``{"token", "logprob", "bytes", "top_logprobs"}``, as JSON: one template out of those of its tokens, filled at once."""
+def chat_entry(texts: TokenTexts, entry: TokenLogprobs, k: int, start: bytes = b"", end: bytes = b"") -> bytes:
+    """``{"token", "logprob", "bytes", "top_logprobs"}``, as JSON: one template out of those of its tokens, filled at once.
+
+    ``start``, ``end``: what stands around it, without a ``%``; copying it later would take longer.
+    """
     own, *best = map(texts.chat.__getitem__, entry.token_ids[: k + 1])
-    return (own[:-1] + b',"top_logprobs":[' + b",".join(best) + b"]}") % tuple(numbers(entry.logprobs[: k + 1]))
+    template = b"".join((start, own[:-1], b',"top_logprobs":[', b",".join(best), b"]}", end))
+    return template % tuple(numbers(entry.logprobs[: k + 1]))
 
 
 def chat_logprobs(texts: TokenTexts, entries: Sequence[TokenLogprobs], k: int) -> list[bytes]:
@@ -98,9 +102,17 @@ def chat_logprobs(texts: TokenTexts, entries: Sequence[TokenLogprobs], k: int) -
     return [chat_entry(texts, entry, k) for entry in entries]
 
 
+_OBJECT_START, _OBJECT_END = b'{"content":[', b'],"refusal":null}'
+
+
 def chat_object(shown: list[bytes]) -> bytes:
     """A choice's ``logprobs``, as JSON."""
-    return b'{"content":[%b],"refusal":null}' % b",".join(shown)
+    return _OBJECT_START + b",".join(shown) + _OBJECT_END
+
+
+def chat_object_of_one(texts: TokenTexts, entry: TokenLogprobs, k: int) -> bytes:
+    """`chat_object` of one entry: what nearly every frame has."""
+    return chat_entry(texts, entry, k, _OBJECT_START, _OBJECT_END)
 
 
 @dataclass(slots=True)
