@@ -431,9 +431,11 @@ class MockEngine:
             self._step()
 
     def _step(self) -> None:
+        tokens = 0
         for run in list(self.runs.values()):
             if run.live:
-                self.stats.generation_tokens += run.step()
+                tokens += run.step()
+        self.stats.generation_tokens += tokens
         self.stats.num_steps += 1
         if self.fail_after is not None:
             self.fail_after -= 1
