@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.sampling.feature import Entries, RowEntries, SlotPool, StepInputs, grown, upload
+from octavo.kernels.upload import upload
+from octavo.sampling.feature import Entries, RowEntries, SlotPool, StepInputs, grown
 from octavo.types import RowInit
 
 NEG_INF = float("-inf")
