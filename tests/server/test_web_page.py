@@ -85,7 +85,7 @@ async def test_under_a_prefix_the_page_ends_with_a_slash(server):
 
 
 def test_everything_that_the_files_name_is_there():
-    paths = WebPage(None).paths  # type: ignore[arg-type]
+    paths = {route.path for route in WebPage(None).routes}  # type: ignore[arg-type]
     page = TEXTS[FOLDER / "index.html"]
     named = {f"/{ref}" for ref in re.findall(r'(?:href|src)="([^"#]+)"', page)}
     for file in SCRIPTS:
