@@ -235,7 +235,7 @@ class LLM(Embedding):
         return [p.clone() for p in params]
 
     def _request(self, prompt: Prompt, params: SamplingParams, priority: int) -> GenerateRequest:
-        token_ids = truncate_prompt(prompt.token_ids, params)
+        token_ids = truncate_prompt(prompt, params.truncate_prompt_tokens).token_ids
         check_prompt(
             token_ids,
             params,

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.frontend.beam_search import BeamSearchParams, beam_generate
+from octavo.frontend.inputs import Prompt
 from octavo.frontend.mailbox import Outputs, Taker
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.params import SamplingParams
@@ -27,7 +28,6 @@ from octavo.server.caps import check_logprobs_size
 from octavo.server.context import ServerContext
 from octavo.server.errors import body_for, renamed, response_for
 from octavo.server.limits import ChunkSink, ClientDisconnect, read_body
-from octavo.server.prompts import Prompt
 from octavo.server.schemas import GenerationRequest
 from octavo.server.thinking import Thinking, TwoParts
 from octavo.server.watch import DisconnectWatch

@@ -140,6 +140,15 @@ def test_the_context_can_be_filled_to_its_last_token(llm: LLM) -> None:
     assert (len(out.token_ids), out.finish_reason) == (12, "length")
 
 
+def test_the_end_of_a_prompt_is_kept(llm: LLM) -> None:
+    tokens = llm.get_tokenizer().encode("abcdefgh")
+    for keep in (1, 3, len(tokens), 2000):
+        params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, truncate_prompt_tokens=keep)
+        output = llm.generate("abcdefgh", params, use_tqdm=False)[0]
+        assert output.prompt == "abcdefgh" and output.prompt_token_ids == tokens[-keep:]
+        assert output.outputs[0].token_ids == ids(llm, {"prompt_token_ids": tokens[-keep:]})
+
+
 def test_ends(llm: LLM) -> None:
     greedy = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     drawn = ids(llm, "abc", greedy)
