@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.errors import RequestError
+from octavo.errors import ConfigError, RequestError
 from tests.tiny_model import EOS, VOCAB_SIZE, make_tiny_model
 
 LENGTH = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
@@ -59,6 +59,20 @@ def test_refusals_leave_nothing_behind(llm: LLM, prompts: Any, params: Any, matc
     with pytest.raises(RequestError, match=match):
         llm.generate(prompts, params, use_tqdm=False)
     assert not llm.engine.has_work()
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("temperature", "'temperature' is a sampling parameter: give it to SamplingParams"),
+        ("max_tokens", "'max_tokens' is a sampling parameter"),
+        ("enable_lora", "'enable_lora' is an option of vLLM that Octavo does not have. Serve a merged checkpoint instead."),
+        ("max_model_length", "Did you mean 'max_model_len'"),
+    ],
+)
+def test_unknown_options_are_refused_before_anything_is_loaded(name: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        LLM("/no/such/model", **{name: 1})
 
 
 def test_what_would_be_ignored_is_refused(llm: LLM) -> None:
