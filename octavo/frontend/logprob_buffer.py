@@ -31,6 +31,10 @@ class LogprobBuffer:
     def __len__(self) -> int:
         return len(self._counts)
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.itemsize * len(part) for part in (self._ids, self._values, self._counts, self._ranks))
+
     def extend(self, entries: Sequence[TokenLogprobs]) -> None:
         for entry in entries:
             self._ids.extend(entry.token_ids)
