@@ -32,6 +32,7 @@ from octavo.types import (
     GenerateRequest,
     PoolingParams,
     StepOutputs,
+    TokenParams,
     UtilityReply,
     UtilityRequest,
 )
@@ -156,14 +157,7 @@ class AsyncLLM:
         request = GenerateRequest(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
-            params=params.to_token_params(
-                prompt_len=len(prompt_token_ids),
-                max_model_len=self.max_model_len,
-                vocab_size=self.vocab_size,
-                eos_token_ids=self.model_config.eos_token_ids,
-                encode_bad_word=self.tokenizer.encode_bad_word if self.tokenizer else None,
-                grammar=grammar,
-            ),
+            params=self._token_params(params, len(prompt_token_ids), grammar),
             arrival_time=time.time() if arrival_time is None else arrival_time,
             priority=priority,
             cache_salt=cache_salt,
@@ -194,6 +188,16 @@ class AsyncLLM:
         finally:
             if self._streams.pop(request_id, None) is not None and not finished:
                 self._send_abort(request_id)
+
+    def _token_params(self, params: SamplingParams, prompt_len: int, grammar: str | None) -> TokenParams:
+        return params.to_token_params(
+            prompt_len=prompt_len,
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+            eos_token_ids=self.model_config.eos_token_ids,
+            encode_bad_word=self.tokenizer.encode_bad_word if self.tokenizer else None,
+            grammar=grammar,
+        )
 
     async def embed(self, prompts: list[list[int]], params: PoolingParams, *, request_id: str, priority: int = 0) -> list[bytes]:
         """The vectors of prompts (checked token ids), float32 little-endian, in order. A cancelled call frees what still runs.

@@ -230,8 +230,7 @@ class LLM(Embedding):
         if params is None:
             params = self.get_default_sampling_params()
         if isinstance(params, SamplingParams):
-            params = [params.clone()] * count  # checks it again: fields may have been set since it was made
-            return params
+            return [params.clone()] * count  # checks it again: fields may have been set since it was made
         if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
             raise RequestError(f"sampling_params must be SamplingParams, or a list with one each, got {params!r:.200}.")
         if len(params) != count:

@@ -89,17 +89,17 @@ class ChatWriter:
             parts.append(self._frame(index, {"content": self.echo}, None, {}))
 
     def _detailed(self, index: int, choice: CompletionOutput, parts: list[bytes]) -> None:
-        if self.wants_logprobs:
-            self.waiting_logprobs[index] += self._logprobs(choice)
-        if self.wants_ids:
-            self.waiting_ids[index] += choice.token_ids
+        self._wait(index, choice)
         if choice.text:
             parts.append(self._frame(index, {"content": choice.text}, self._take_logprobs(index), self._take_ids(index)))
         elif self.textless and choice.token_ids:
             parts.append(self._frame(index, {}, self._take_logprobs(index), self._take_ids(index)))
 
-    def _logprobs(self, choice: CompletionOutput) -> list[dict[str, Any]]:
-        return chat_logprobs(self.job.texts, choice.token_ids, choice.logprobs, self.top_k)
+    def _wait(self, index: int, choice: CompletionOutput) -> None:
+        if self.wants_logprobs:
+            self.waiting_logprobs[index] += chat_logprobs(self.job.texts, choice.token_ids, choice.logprobs, self.top_k)
+        if self.wants_ids:
+            self.waiting_ids[index] += choice.token_ids
 
     def _finish(self, index: int, choice: CompletionOutput, parts: list[bytes]) -> None:
         extra = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason, **self._take_ids(index)}

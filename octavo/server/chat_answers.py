@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.frontend.outputs import CompletionOutput
 from octavo.frontend.parsers import Content, Event, Reasoning, ToolCall, ToolCallArguments, ToolCallStart
 from octavo.server.answers import Answer, Step
 from octavo.server.chat import ChatWriter, chat_result
@@ -49,12 +48,6 @@ class ReadChatWriter(ChatWriter):
                 step.output.finish_reason = step.finish_reason
                 self._finish(index, step.output, parts)
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _wait(self, index: int, output: CompletionOutput) -> None:
-        if self.wants_logprobs:
-            self.waiting_logprobs[index] += self._logprobs(output)
-        if self.wants_ids:
-            self.waiting_ids[index] += output.token_ids
 
     def _event(self, index: int, event: Event, parts: list[bytes]) -> None:
         if self.plain and isinstance(event, Content):

@@ -16,7 +16,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.errors import EngineDeadError, OctavoError, RequestError
+from octavo.errors import OctavoError, RequestError
 from octavo.frontend.beam_search import BeamSearchParams, beam_generate
 from octavo.frontend.inputs import Prompt
 from octavo.frontend.mailbox import Outputs, Taker
@@ -155,8 +155,7 @@ class Job:
         self.texts = self.context.texts_as_ids if self.request.return_tokens_as_token_ids else self.context.texts
         for prompt in self.prompts:
             self.context.engine.check_prompt(prompt.token_ids, self.params)
-        if not self.context.engine.is_healthy():
-            raise EngineDeadError("it stopped or does not answer; restart the server")
+        self.context.check_healthy()
         self.context.check_queue(len(self.prompts))
         streams, params, lengths = self.request.streams, self.params, [len(prompt.token_ids) for prompt in self.prompts]
         if not streams:
