@@ -65,13 +65,16 @@ def test_all_that_is_written_and_not_read_is_bounded(monkeypatch):
 
     protocol = limits.limited_protocol(60)
     unsent = protocol.unsent
+
+    def newest() -> list[object]:
+        return list(unsent.sizes)[-1:]
+
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(serving(app, protocol))
         clients = []
         for _ in range(6):
-            clients.append(stack.enter_context(ask(port)))
-            newest = lambda: list(unsent.sizes)[-1:]  # noqa: E731
             before = newest()
+            clients.append(stack.enter_context(ask(port)))
             assert wait_for(lambda: newest() != before, 5)  # noqa: B023
             assert unsent.total == sum(unsent.sizes.values()) <= 20 << 20
         kept = len(unsent.sizes)
