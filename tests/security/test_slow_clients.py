@@ -188,5 +188,3 @@ def test_texts_of_tokens_are_decoded_once():
     one, other = Counting(), Counting()
     assert [token_text(one, 5), token_text(one, 5), token_text(other, 5), token_text(None, 5)] == ["5", "5", "5", None]
     assert (one.calls, other.calls) == (1, 1)
-
-
