@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.errors import ConfigError
+from octavo.hints import explain
 
 FEW_ROWS, MANY_ROWS = 256, 1024  # what --max-num-seqs auto takes
 
@@ -222,13 +225,24 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
-        """Build from keyword arguments; an unknown one is a ConfigError that suggests the nearest."""
+        """Build from keyword arguments; an unknown one is a ConfigError that says what to write instead, or suggests the nearest."""
         known = {f.name for f in dataclasses.fields(cls)}
         for name in kwargs:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                raise ConfigError(f"Unknown option {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+                raise ConfigError(_unknown_option(name, known))
         return cls(**kwargs)
+
+
+def _unknown_option(name: str, known: Collection[str]) -> str:
+    """Flags are keyword arguments here, so what is known of others' flags helps; those of ours are then written as arguments."""
+    if name in ServerOptions.__dataclass_fields__:
+        return f"{name!r} is an option of the server (octavo serve {flag_name(name)}); leave it out here."
+    hint = explain(flag_name(name), repr(name), "option")
+    if hint is None:
+        near = difflib.get_close_matches(name, known, n=1)
+        return f"Unknown option {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
+    hint = re.sub(r"--([a-z][a-z-]*[a-z])", lambda m: n if (n := m[1].replace("-", "_")) in known else m[0], hint)
+    return hint[0].upper() + hint[1:]
 
 
 @dataclass(frozen=True, kw_only=True)

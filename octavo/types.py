@@ -7,6 +7,7 @@ those that stay inside the engine process are plain dataclasses.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -295,6 +296,15 @@ class TokenMasks:
 
     places: list[int]
     bits: Any
+
+
+def bits_of(tokens: Collection[int], words: int) -> Any:
+    """A row of ``TokenMasks.bits``, numpy int32 [words], with these tokens' bits set. All of them are below 32 * words."""
+    import numpy as np
+
+    mask = np.zeros(words * 32, np.uint8)
+    mask[list(tokens)] = 1
+    return np.packbits(mask, bitorder="little").view(np.int32)
 
 
 @dataclass(slots=True)

@@ -25,6 +25,17 @@ from octavo.errors import ConfigError
         ("dtype", None, "dtype must be a string"),
         ("swap_space", float("nan"), "--swap-space must be"),
         ("max_model_length", 5, "Did you mean 'max_model_len'"),
+        ("gpu_memory_utilisation", 0.5, "Did you mean 'gpu_memory_utilization'"),
+        ("kv_cache_memory_bytes", 2**30, "Did you mean 'kv_cache_memory'"),
+        ("xyzzy", 1, r"Unknown option 'xyzzy'\.$"),
+        ("enable_lora", False, "'enable_lora' is an option of vLLM that Octavo does not have. Serve a merged checkpoint instead."),
+        ("moe_backend", "x", "'moe_backend' is an option of vLLM that Octavo does not have. Leave it out."),
+        ("override_attention_dtype", "x", "does not have. Use dtype.$"),  # as arguments are written here
+        ("performance_mode", "x", "Use itl_slo_ms and max_num_seqs.$"),
+        ("cuda_graph_sizes", [1], "enforce_eager turns graphs off"),
+        ("uvicorn_log_level", "x", "Use --log-level.$"),  # no argument
+        ("ctx_size", 5, "Unknown option 'ctx_size'; write max_model_len.$"),
+        ("served_model_name", "m", "'served_model_name' is an option of the server"),
     ],
 )
 def test_refused(name: str, value: Any, match: str) -> None:

@@ -16,10 +16,9 @@ import typing
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
-from octavo.cli.other_flags import ELSEWHERE
-from octavo.cli.vllm_flags import LEAVE_OUT, UNSUPPORTED
 from octavo.config import flag_name
 from octavo.errors import ConfigError
+from octavo.hints import explain
 
 # vLLM's other spellings of flags that exist here.
 ALIASES = {"kv_cache_memory": ("--kv-cache-memory-bytes",)}
@@ -99,11 +98,8 @@ class Parser(argparse.ArgumentParser):
         name = word.split("=", 1)[0]
         if not name.startswith("-"):
             self.error(f"unexpected argument {word!r}")
-        for spelling in (name, name.split(".")[0], name.replace("--no-", "--", 1)):  # vLLM: --json-arg.key, --no-flag
-            if spelling in UNSUPPORTED:
-                self.error(f"{name} is a flag of vLLM that Octavo does not have. {UNSUPPORTED[spelling] or LEAVE_OUT}")
-        if name in ELSEWHERE:
-            self.error(f"unknown flag {name}; {ELSEWHERE[name]}")
+        if (hint := explain(name, name, "flag")) is not None:
+            self.error(hint)
         known = [s for s in self._option_string_actions if s.startswith("--")]
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         self.error(f"unknown flag {name}" + (f"; did you mean {near[0]}?" if near else f"; see {self.prog} --help"))
@@ -209,11 +205,8 @@ def read_config_file(path: str, *classes: type) -> dict[str, Any]:
         if name not in fields and opposite in fields and isinstance(value, bool):
             name, value = opposite, not value
         if name not in fields:
-            hint = UNSUPPORTED.get(flag)
-            if hint is not None:
-                raise ConfigError(f"{path}: {key!r} is a flag of vLLM that Octavo does not have. {hint or LEAVE_OUT}")
-            if flag in ELSEWHERE:
-                raise ConfigError(f"{path}: unknown option {key!r}; {ELSEWHERE[flag]}")
+            if (hint := explain(flag, repr(key), "option")) is not None:
+                raise ConfigError(f"{path}: {hint}")
             near = difflib.get_close_matches(name, fields, n=1)
             raise ConfigError(f"{path}: unknown option {key!r}." + (f" Did you mean {near[0].replace('_', '-')!r}?" if near else ""))
         values[name] = _from_file(path, str(key), value, *fields[name])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from octavo.errors import RequestError
-from octavo.types import GrammarVocabulary
+from octavo.types import GrammarVocabulary, bits_of
 
 if TYPE_CHECKING:
     from octavo.engine.request import Sequence
@@ -229,10 +229,3 @@ class Grammars:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._thread = None
-
-
-def bits_of(tokens: Items[int], words: int) -> np.ndarray:
-    """int32 [words] with these tokens' bits set."""
-    mask = np.zeros(words * 32, np.uint8)
-    mask[list(tokens)] = 1
-    return np.packbits(mask, bitorder="little").view(np.int32)

@@ -45,7 +45,9 @@ from octavo.types import (
 logger = logging.getLogger("octavo.engine")
 
 HEARTBEAT_S = 1.0
-IDLE_MS = 50  # without a request before something is prepared: a short pause between two is none
+# Without a request before something is prepared, which the next one may have to wait for: soon at the start, and then in pauses that
+# are no mere gaps between the questions of one client.
+FIRST_IDLE_MS, IDLE_MS = 50, 500
 
 
 class EngineServer:
@@ -67,7 +69,7 @@ class EngineServer:
         """
         self.engine = engine
         self.prepare = prepare
-        self.idle_wait_ms = IDLE_MS
+        self.idle_wait_ms = FIRST_IDLE_MS
         self.receive = receive
         self.clients = Clients(send, clock=lambda: time.monotonic())
         self.ready, self.connect = ready, connect

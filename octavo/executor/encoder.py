@@ -18,10 +18,10 @@ from octavo.errors import ConfigError
 from octavo.executor.local import Progress, Timer, resolve_device, resolve_dtype
 from octavo.executor.memory import explained
 from octavo.executor.model_runner import padded_rows
+from octavo.kernels.upload import upload
 from octavo.models.bert import PackedBatch
 from octavo.models.config import ModelConfig
 from octavo.models.loader import load_model
-from octavo.sampling.feature import upload
 from octavo.sampling.pooling import PooledVectors, Pooler
 from octavo.types import Advance, PoolingParams, StepPlan, StepResult
 

@@ -116,7 +116,8 @@ def sampling_bytes(model: ModelConfig, rows: int, tokens: int, max_model_len: in
     hidden = tokens * model.hidden_size * dtype_bytes
     drawn = logits * (dtype_bytes + 8) + max(scratch, penalties)  # float32, and as they were before penalties
     scored = LOGITS_CHUNK * model.vocab_size * (dtype_bytes + 4) + scratch
-    return hidden + max(drawn, scored), 4 * rows * (model.vocab_size + max_model_len)
+    allowed = logits // 8  # a bit a token
+    return hidden + max(drawn, scored) + allowed, 4 * rows * (model.vocab_size + max_model_len) + allowed
 
 
 def footprint(

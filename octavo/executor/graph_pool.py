@@ -1,4 +1,4 @@
-"""CUDA graphs of whole steps, captured when first needed and kept; one memory pool for all of them."""
+"""CUDA graphs of whole steps, captured when they come again and kept; one memory pool for all of them."""
 
 from __future__ import annotations
 
@@ -25,24 +25,31 @@ class CapturedStep:
 class GraphPool:
     """Captures step bodies on a CUDA device; elsewhere runs them as they are (tests on the CPU).
 
-    A body reads and writes fixed buffers only, and advances the rows; so it can be run again as it is.
+    A body reads and writes fixed buffers only, and advances the rows; so it can be run again as it is. A step that comes for the first
+    time is run so, and captured when it comes again: its streams wait for one or the other, never for both, and what comes only once
+    (of prompts beside decodes there are many kinds) is never captured at all.
     """
 
     def __init__(self, rows: BatchRows) -> None:
         self.rows = rows
         self.on_gpu = rows.device.type == "cuda"
         self.steps: dict[Hashable, CapturedStep] = {}
+        self._ran: set[Hashable] = set()  # without having been captured: their kernels are compiled, their workspaces made
         self._reserved: torch.cuda.CUDAGraph | None = None
         if self.on_gpu:
             self.pool = torch.cuda.graph_pool_handle()
             self.stream = torch.cuda.Stream(rows.device)
 
     def run(self, key: Hashable, body: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The body's output, by replaying what was captured under ``key``, or capturing it now."""
+        """The body's output, by replaying what was captured under ``key``, or running the body if it was not needed before."""
         if not self.on_gpu:
             return body()
         step = self.steps.get(key)
         if step is None:
+            if key not in self._ran:
+                output = body()
+                self._ran.add(key)
+                return output
             step = self.capture(key, body)
         step.graph.replay()
         return step.output
@@ -67,13 +74,14 @@ class GraphPool:
         self._reserved = graph  # as long as it lives, the pool keeps the memory
 
     def capture(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep:
-        """Run the body once (compiles kernels, sizes workspaces), undo what that did to the rows, then record it."""
+        """Record the body. One that never ran is run before (compiles kernels, sizes workspaces), and what that did to the rows undone."""
         times = [time.perf_counter()]
-        rows = self.rows
-        saved = (rows.last_token.clone(), rows.num_computed.clone())
-        body()
-        rows.last_token.copy_(saved[0])
-        rows.num_computed.copy_(saved[1])
+        if key not in self._ran:
+            rows = self.rows
+            saved = (rows.last_token.clone(), rows.num_computed.clone())
+            body()
+            rows.last_token.copy_(saved[0])
+            rows.num_computed.copy_(saved[1])
         torch.cuda.synchronize()
         times.append(time.perf_counter())
         graph = torch.cuda.CUDAGraph()
@@ -91,6 +99,7 @@ class GraphPool:
         times.append(time.perf_counter())
         parts = ((b - a) * 1e3 for a, b in zip(times, times[1:], strict=False))
         logger.debug("captured step graph %s: run %.0f ms, captured %.0f ms, made %.0f ms", key, *parts)
+        self._ran.discard(key)
         step = self.steps[key] = CapturedStep(graph, output)
         return step
 

@@ -191,7 +191,7 @@ def _pretend(gpu: Gpu) -> None:
         """Bodies are run one by one here; nothing is captured."""
 
         def __init__(self, rows: Any) -> None:
-            self.rows, self.on_gpu, self.steps = rows, True, {}
+            self.rows, self.on_gpu, self.steps, self._ran = rows, True, {}, set()
 
     step_graphs.GraphPool = NoPool  # type: ignore[misc]
 

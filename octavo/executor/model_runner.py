@@ -13,8 +13,8 @@ from octavo.attention.base import AttentionBackend, AttentionMetadata, ForwardCo
 from octavo.executor.footprint import LOGITS_CHUNK
 from octavo.executor.rows import BatchRows
 from octavo.executor.step_graphs import LOGITS, StepGraphs, split_mixed
+from octavo.kernels.upload import upload
 from octavo.sampling.batch import SamplingState
-from octavo.sampling.feature import upload
 from octavo.sampling.logprobs import prompt_logprobs
 from octavo.sampling.pooling import PooledVectors, Pooler
 from octavo.sampling.sampler import GREEDY, SampleOutput, Sampler

@@ -127,6 +127,7 @@ def _draws(runner: ModelRunner, token_budget: int, max_rows: int) -> None:
             min_tokens=2**30,
             eos_token_ids=(0,),
             logit_bias={0: 1.0},
+            allowed_token_ids=(0, 1),
         )
         state.init_row(_init(row, params, 1, runner))
     runner.sampler.sample(runner._logits(hidden[:max_rows]), rows, [max(runner.max_model_len - 1, 1)] * max_rows)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from octavo.sampling.feature import upload
+from octavo.kernels.upload import upload
 from octavo.types import BlockAppend, RowInit
 
 

@@ -28,7 +28,7 @@ from octavo.attention.base import AttentionMetadata, ForwardContext
 from octavo.executor.footprint import GRAPH_PROMPT_TOKENS
 from octavo.executor.graph_pool import GraphPool, round_up
 from octavo.kernels.token_bitmask import apply_token_bitmask
-from octavo.sampling.feature import upload
+from octavo.kernels.upload import upload
 from octavo.sampling.sampler import GREEDY, RANDOM, TRUNCATED
 from octavo.types import Advance, RowInit, StepPlan, TokenMasks, TokenParams
 

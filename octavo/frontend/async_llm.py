@@ -32,6 +32,7 @@ from octavo.types import (
     GenerateRequest,
     PoolingParams,
     StepOutputs,
+    TokenParams,
     UtilityReply,
     UtilityRequest,
 )
@@ -41,6 +42,8 @@ logger = logging.getLogger("octavo.frontend")
 REPORT_S = 10.0
 STALL_S = 60.0  # an idle engine sends a heartbeat every second; one that is silent for this long is taken for hung
 BUSY_STALL_S = 600.0  # no heartbeat leaves during a step, and a step of a large model on a CPU can take minutes
+MAX_UNREAD = 2**30  # bytes of outputs that wait for readers who are busy, all together (a client that does not read holds one up)
+SHED_S = 1.0  # how often they are counted
 TAKE_IN_S = 0.01  # seconds spent on messages that wait, before what they brought is delivered
 SLICE = 128  # streams whose outputs are delivered at a time
 _ERRORS: dict[str, type[OctavoError]] = {e.__name__: e for e in (ConfigError, ModelError, OutOfMemoryError, RequestError)}
@@ -154,14 +157,7 @@ class AsyncLLM:
         request = GenerateRequest(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
-            params=params.to_token_params(
-                prompt_len=len(prompt_token_ids),
-                max_model_len=self.max_model_len,
-                vocab_size=self.vocab_size,
-                eos_token_ids=self.model_config.eos_token_ids,
-                encode_bad_word=self.tokenizer.encode_bad_word if self.tokenizer else None,
-                grammar=grammar,
-            ),
+            params=self._token_params(params, len(prompt_token_ids), grammar),
             arrival_time=time.time() if arrival_time is None else arrival_time,
             priority=priority,
             cache_salt=cache_salt,
@@ -190,9 +186,18 @@ class AsyncLLM:
                 finished = output.finished
                 yield output
         finally:
-            self._streams.pop(request_id, None)
-            if not finished:
+            if self._streams.pop(request_id, None) is not None and not finished:
                 self._send_abort(request_id)
+
+    def _token_params(self, params: SamplingParams, prompt_len: int, grammar: str | None) -> TokenParams:
+        return params.to_token_params(
+            prompt_len=prompt_len,
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+            eos_token_ids=self.model_config.eos_token_ids,
+            encode_bad_word=self.tokenizer.encode_bad_word if self.tokenizer else None,
+            grammar=grammar,
+        )
 
     async def embed(self, prompts: list[list[int]], params: PoolingParams, *, request_id: str, priority: int = 0) -> list[bytes]:
         """The vectors of prompts (checked token ids), float32 little-endian, in order. A cancelled call frees what still runs.
@@ -378,14 +383,35 @@ class AsyncLLM:
                 stream.broken = error
 
     async def _watch_loop(self) -> None:
+        shed_at = 0.0
         while self._dead is None:
             await asyncio.sleep(0.2)
+            if time.monotonic() > shed_at:
+                self._shed()
+                shed_at = time.monotonic() + SHED_S
             self._readable.set()  # should an edge ever be missed, it is made up for here
             if not self.process.alive:
                 await asyncio.sleep(0.1)  # its last message may still say why
                 if self._dead is None:
                     logger.error("%s Requests in flight are lost; restart the server.", self.process.epitaph)
                     self._die(self.process.epitaph)
+
+    def _shed(self) -> None:
+        """The engine does not wait for readers, so what waits for them is bounded here: those with the most are given up."""
+        behind = {
+            name: stream.outputs.unread_bytes
+            for name, stream in self._streams.items()
+            if stream.waiter is None and isinstance(stream.outputs, RequestOutputs)
+        }
+        total = sum(behind.values())
+        while total > MAX_UNREAD:
+            name = max(behind, key=behind.__getitem__)
+            size = behind.pop(name)
+            total -= size
+            why = f"The answer is not read as fast as it is made: {size / 2**20:.0f} MiB of it wait, and all that waits is too much."
+            self._streams.pop(name).give_up(RequestError(why, status=503, code="client_too_slow"))
+            self._send_abort(name)
+            logger.warning("%s: given up, its client does not read fast enough (%.0f MiB wait)", name, size / 2**20)
 
     async def _report_loop(self) -> None:
         """A line every ten seconds in which something ran, so that long answers are seen to move."""

@@ -193,9 +193,7 @@ class _Worker:
             self.ask(vocabulary, START_S)
         except (TimeoutError, EOFError, OSError) as error:
             self.kill()
-            raise RequestError(
-                "The process that compiles grammars did not start; the server's log may say why.", status=500
-            ) from error
+            raise RequestError("The process that compiles grammars did not start; the server's log may say why.", status=500) from error
 
     @property
     def alive(self) -> bool:

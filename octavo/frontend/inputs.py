@@ -13,7 +13,7 @@ from octavo.frontend.params import SamplingParams
 
 @dataclass(slots=True)
 class Prompt:
-    """One prompt: its text, if it came as text, and its token ids."""
+    """One prompt: its text, None if token ids were all that came, and its token ids."""
 
     text: str | None
     token_ids: list[int]
@@ -64,10 +64,11 @@ def _is_token_ids(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) > 0 and all(isinstance(t, int) and not isinstance(t, bool) for t in value)
 
 
-def truncate_prompt(token_ids: list[int], params: SamplingParams) -> list[int]:
-    """The last ``truncate_prompt_tokens`` tokens, or all of them."""
-    keep = params.truncate_prompt_tokens
-    return token_ids if keep is None else token_ids[-keep:]
+def truncate_prompt(prompt: Prompt, keep: int | None) -> Prompt:
+    """The last ``keep`` (at least 1) tokens without the text, which does not stand for them; the prompt itself if it has no more."""
+    if keep is None or len(prompt.token_ids) <= keep:
+        return prompt
+    return Prompt(None, prompt.token_ids[-keep:])
 
 
 def check_prompt(

@@ -14,7 +14,7 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.env import prepare_cpu_libraries
-from octavo.errors import RequestError
+from octavo.errors import ConfigError, RequestError
 from octavo.frontend.beam_search import BeamSearchParams, start_search
 from octavo.frontend.chat_template import ChatTemplate, read_chat_template
 from octavo.frontend.embedder import Embedding
@@ -26,6 +26,8 @@ from octavo.frontend.params import SamplingParams
 from octavo.frontend.parts import find_model, load_model_parts
 from octavo.models.pooling import resolve_roles
 from octavo.types import GenerateRequest
+
+SAMPLING_ONLY = {*SamplingParams.__struct_fields__} - {f.name for f in dataclasses.fields(EngineConfig)}
 
 
 class LLM(Embedding):
@@ -44,6 +46,8 @@ class LLM(Embedding):
         **options: Any,
     ) -> None:
         model, tokenizer = (os.fspath(p) if isinstance(p, os.PathLike) else p for p in (model, tokenizer))
+        for name in sorted(options.keys() & SAMPLING_ONLY):
+            raise ConfigError(f"{name!r} is a sampling parameter: give it to SamplingParams, which generate and chat take.")
         self.config = EngineConfig.from_kwargs(model=model, tokenizer=tokenizer, **options)
         parts = load_model_parts(self.config, find_model(self.config), chat_template)
         self.model_config, self.tokenizer, self.chat_template = parts.model_config, parts.tokenizer, parts.chat_template
@@ -226,8 +230,7 @@ class LLM(Embedding):
         if params is None:
             params = self.get_default_sampling_params()
         if isinstance(params, SamplingParams):
-            params = [params.clone()] * count  # checks it again: fields may have been set since it was made
-            return params
+            return [params.clone()] * count  # checks it again: fields may have been set since it was made
         if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
             raise RequestError(f"sampling_params must be SamplingParams, or a list with one each, got {params!r:.200}.")
         if len(params) != count:
@@ -235,7 +238,7 @@ class LLM(Embedding):
         return [p.clone() for p in params]
 
     def _request(self, prompt: Prompt, params: SamplingParams, priority: int) -> GenerateRequest:
-        token_ids = truncate_prompt(prompt.token_ids, params)
+        token_ids = truncate_prompt(prompt, params.truncate_prompt_tokens).token_ids
         check_prompt(
             token_ids,
             params,

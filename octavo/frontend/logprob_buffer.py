@@ -92,6 +92,11 @@ class LogprobBuffer:
     def __len__(self) -> int:
         return len(self._counts) + len(self._new)
 
+    @property
+    def num_bytes(self) -> int:
+        """What is packed; the newest are few."""
+        return sum(part.itemsize * len(part) for part in (self._ids, self._values, self._counts, self._ranks))
+
     def extend(self, entries: Sequence[TokenLogprobs]) -> None:
         self._new += entries
         if len(self._new) > MAX_UNPACKED:

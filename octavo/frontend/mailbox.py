@@ -57,6 +57,10 @@ class Mailbox:
                 self.broken = error
         waiter.set_result(None)
 
+    def give_up(self, why: Exception) -> None:
+        """Of a reader that does not wait: it finds ``why`` when it comes, and what waited for it is dropped."""
+        self.broken, self.outputs = why, None
+
     def wake(self) -> None:
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)

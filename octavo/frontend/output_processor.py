@@ -17,6 +17,8 @@ from octavo.frontend.params import SamplingParams
 from octavo.frontend.stop import StopChecker
 from octavo.types import FinishReason, TokenDelta, TokenLogprobs
 
+TOKEN_BYTES = 100  # of a token that waits for its reader: two objects and their places in lists
+
 
 class SequenceOutput:
     """One continuation: detokenizer, stop strings, and what has not been handed to the caller yet."""
@@ -123,6 +125,11 @@ class SequenceOutput:
         for entry in logprobs:
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + entry.logprobs[0]
 
+    @property
+    def unread_bytes(self) -> int:
+        """About what waits for the reader: an id and a piece of text a token, and log-probabilities."""
+        return TOKEN_BYTES * len(self.token_ids) + (0 if self.logprobs is None else self.logprobs.num_bytes)
+
     def drain(self) -> CompletionOutput:
         """What came since the last drain."""
         text = self.text
@@ -181,6 +188,10 @@ class RequestOutputs:
     def dirty(self) -> bool:
         """Whether there is anything new."""
         return any([s.dirty for s in self.sequences])
+
+    @property
+    def unread_bytes(self) -> int:
+        return sum(s.unread_bytes for s in self.sequences)
 
     def push(self, delta: TokenDelta, now: float | None = None) -> bool:
         """Take in a delta of this request, which came at ``now`` (``time.time()``).

@@ -82,6 +82,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 _check_int(name, getattr(self, name), -1, None)
         if self.truncate_prompt_tokens is not None:
             _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, None)
+        self._check_lists()
+        self.structured_outputs = structured_output(self.structured_outputs)
+
+    def _check_lists(self) -> None:
+        """Strings, ids and biases; the switches that they depend on."""
         if isinstance(self.stop, str):
             self.stop = [self.stop]
         for word_list, limit in (("stop", MAX_STOP_STRINGS), ("bad_words", MAX_BAD_WORDS)):
@@ -113,7 +118,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                     raise RequestError(f"logit_bias[{token}] must be between -100 and 100, got {bias}.", param="logit_bias")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must not be empty.", param="allowed_token_ids")
-        self.structured_outputs = structured_output(self.structured_outputs)
 
     def to_token_params(
         self,

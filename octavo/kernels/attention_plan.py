@@ -105,9 +105,7 @@ def _decode_plan_kernel(
         ends = tl.cumsum(tiles, axis=0)
         last = tl.minimum((pid + 1).to(tl.int64), programs)
         first = tl.minimum(pid.to(tl.int64), programs)
-        at, token, start, pair_start = _cut(
-            first, programs, tiles, ends, chunk // BLOCK_N, begin, whole, seq, num_seqs, KV_HEADS, BLOCK_N
-        )
+        at, token, start, pair_start = _cut(first, programs, tiles, ends, chunk // BLOCK_N, begin, whole, seq, num_seqs, KV_HEADS, BLOCK_N)
         _, _, end, _ = _cut(last, programs, tiles, ends, chunk // BLOCK_N, begin, whole, seq, num_seqs, KV_HEADS, BLOCK_N)
         owner = ((pair_start + 1) * programs - 1) // all_tiles  # the last program whose run starts at the pair's start or before
         place = starts + pid * FIELDS

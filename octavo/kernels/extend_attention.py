@@ -44,11 +44,15 @@ def extend_config(head_dim: int, group: int, dtype: torch.dtype) -> ExtendConfig
 @triton.jit
 def _step(
     acc, m, total, ids, q_tile, k_head, table, start, end, position,
-    kv_stride_block, kv_stride_side, kv_stride_token, scale, window, soft_cap,
+    kv_stride_block, kv_stride_side, kv_stride_token, scale, factor, window, soft_cap,
     MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of K and V. MASKED: some row may not see some of its tokens, or the tile passes the sequence's end."""
+    """One tile of K and V. MASKED: some row may not see some of its tokens, or the tile passes the sequence's end.
+
+    A tile is masked in one cut of a prompt and not in another, so what both kinds round must be the same: products and sums are fused
+    by hand, since a compiler would fuse them here and not there.
+    """
     d = tl.arange(0, DIM_PAD)
     tokens = start + tl.arange(0, BLOCK_N)
     at = k_head + ids * kv_stride_block + (tokens % BLOCK_SIZE) * kv_stride_token
@@ -66,18 +70,18 @@ def _step(
     else:
         k = tl.load(at).to(compute)
         v = tl.load(at + kv_stride_side).to(compute)
-    s = tl.dot(q_tile, tl.trans(k), input_precision=PRECISION) * scale
+    s = tl.dot(q_tile, tl.trans(k), input_precision=PRECISION)
     if CAPPED:
-        s = soft_capped(s, soft_cap, LOG2_E) * LOG2_E
+        s = soft_capped(s * scale, soft_cap, LOG2_E)
     if MASKED:
         seen = tokens[None, :] <= position[:, None]
         if WINDOWED:
             seen = seen & (tokens[None, :] > position[:, None] - window)
         s = tl.where(seen, s, float("-inf"))
     m_new = tl.maximum(m, tl.max(s, axis=1))
-    p = tl.exp2(s - m_new[:, None])
-    shrink = tl.exp2(m - m_new)
-    total = total * shrink + tl.sum(p, axis=1)
+    p = tl.exp2(tl.fma(s, factor, (-m_new * factor)[:, None]))
+    shrink = tl.exp2((m - m_new) * factor)
+    total = tl.fma(total, shrink, tl.sum(p, axis=1))
     acc = acc * shrink[:, None]
     acc = tl.dot(p.to(compute), v, acc, input_precision=PRECISION)
     return acc, m_new, total, ids
@@ -87,7 +91,7 @@ def _step(
 def _extend_kernel(
     q, q_stride, out, out_stride, kv, kv_stride_block, kv_stride_side, kv_stride_head, kv_stride_token,
     tables, table_stride, row_index, query_start, seq_lens, tiles,
-    scale, window, soft_cap, v_scale,
+    scale, factor, window, soft_cap, v_scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, LOG2_E: tl.constexpr,
@@ -130,13 +134,13 @@ def _extend_kernel(
         for start in range(begin, whole, BLOCK_N):
             acc, m, total, ids = _step(
                 acc, m, total, ids, q_tile, k_head, table, start, end, position,
-                kv_stride_block, kv_stride_side, kv_stride_token, scale, window, soft_cap,
+                kv_stride_block, kv_stride_side, kv_stride_token, scale, factor, window, soft_cap,
                 False, WINDOWED, CAPPED, DIM, DIM_PAD, BLOCK_SIZE, BLOCK_N, LOG2_E, PRECISION,
             )  # fmt: skip
         for start in range(whole, end, BLOCK_N):
             acc, m, total, ids = _step(
                 acc, m, total, ids, q_tile, k_head, table, start, end, position,
-                kv_stride_block, kv_stride_side, kv_stride_token, scale, window, soft_cap,
+                kv_stride_block, kv_stride_side, kv_stride_token, scale, factor, window, soft_cap,
                 True, WINDOWED, CAPPED, DIM, DIM_PAD, BLOCK_SIZE, BLOCK_N, LOG2_E, PRECISION,
             )  # fmt: skip
         result = acc * (v_scale / tl.where(total > 0, total, 1.0))[:, None]
@@ -175,7 +179,7 @@ def extend_attention(
         _extend_kernel, (tiles.shape[0] * kv_heads,),
         (q, q.stride(0), out, out.stride(0), kv_cache, *kv_cache.stride()[:4],
         block_tables, block_tables.stride(0), row_index, query_start, seq_lens, tiles,
-        natural if soft_cap is not None else natural * LOG2_E, window or 0, soft_cap or 0.0, v_scale),
+        natural, LOG2_E if soft_cap is not None else natural * LOG2_E, window or 0, soft_cap or 0.0, v_scale),
         KV_HEADS=kv_heads, GROUP=group, DIM=dim, DIM_PAD=triton.next_power_of_2(dim),
         BLOCK_SIZE=block_size, BLOCK_M=config.block_m, BLOCK_Q=config.block_q(group), BLOCK_N=config.block_n,
         WINDOWED=window is not None, CAPPED=soft_cap is not None, ROWS=row_index is not None, LOG2_E=LOG2_E,

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from octavo.kernels.upload import upload
 from octavo.layers.embedding import VocabParallelEmbedding
 from octavo.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from octavo.layers.slots import WeightSlot, empty_parameter, whole
@@ -76,10 +77,9 @@ def _group(lengths: list[int], first: int, device: torch.device) -> Group:
         return Group(first, total, size, length)
     used = np.arange(length) < np.array(lengths)[:, None]
     sources = np.minimum(np.cumsum(used).reshape(used.shape) - 1, total - 1)  # padding repeats its sequence's last token
-    parts = [torch.from_numpy(a) for a in (np.flatnonzero(used), sources.reshape(-1), used[:, None, None, :])]
-    if device.type != "cpu":
-        parts = [t.pin_memory().to(device, non_blocking=True) for t in parts]
-    return Group(first, total, size, length, *parts)
+    places = upload(np.flatnonzero(used), torch.int64, device)
+    keys = upload(used[:, None, None, :], torch.bool, device)
+    return Group(first, total, size, length, places, upload(sources.reshape(-1), torch.int64, device), keys)
 
 
 class LayerNorm(nn.Module):

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from octavo.sampling.feature import LogitFeature, StepInputs, upload
+from octavo.kernels.upload import upload
+from octavo.sampling.feature import LogitFeature, StepInputs
 from octavo.sampling.grammar import GrammarMask
 from octavo.sampling.logprobs import resolve_count
 from octavo.sampling.masks import AllowedTokens, BadWords, LogitBias, MinTokens

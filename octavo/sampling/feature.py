@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from octavo.kernels.upload import upload
 from octavo.types import RowInit
 
 
@@ -23,13 +24,6 @@ class StepInputs:
     positions: Sequence[int]
     row_index: torch.Tensor
     position_index: torch.Tensor
-
-
-def upload(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A (nested) list, or a CPU tensor, as a tensor on the device. To a GPU through pinned memory: an ordinary copy would
-    make the host wait for all that is queued there."""
-    host = torch.as_tensor(values, dtype=dtype)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 class LogitFeature(Protocol):

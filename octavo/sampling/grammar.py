@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from octavo.kernels.token_bitmask import apply_token_bitmask
-from octavo.sampling.feature import StepInputs, upload
+from octavo.kernels.upload import upload
+from octavo.sampling.feature import StepInputs
 from octavo.types import RowInit, TokenMasks
 
 

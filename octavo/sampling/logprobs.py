@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.sampling.feature import upload
+from octavo.kernels.upload import upload
 from octavo.sampling.truncation import top_candidates
 from octavo.types import TokenLogprobs
 

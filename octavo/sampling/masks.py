@@ -1,6 +1,7 @@
 """Which tokens may come at all: allowed_token_ids, bad_words, logit_bias, min_tokens.
 
-All four name few tokens of the vocabulary, so they are kept and applied as index tensors, never as [rows, V] masks.
+The last three name few tokens of the vocabulary, so they are kept and applied as index tensors. What is allowed may be most
+of it, so that is a bit a token: its memory depends on the rows alone, and the profile counts it.
 """
 
 from __future__ import annotations
@@ -10,35 +11,46 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.sampling.feature import Entries, RowEntries, SlotPool, StepInputs, grown, upload
-from octavo.types import RowInit
+from octavo.kernels.token_bitmask import apply_token_bitmask
+from octavo.kernels.upload import upload
+from octavo.sampling.feature import Entries, RowEntries, SlotPool, StepInputs, grown
+from octavo.types import RowInit, bits_of
 
 NEG_INF = float("-inf")
 
 
 class AllowedTokens:
-    """Everything but ``allowed_token_ids`` becomes -inf."""
+    """Everything but ``allowed_token_ids`` becomes -inf. _bits int32 [slots, V / 32]: bit t % 32 of word t // 32 is token t's."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._entries = RowEntries(vocab_size, device)
+        self._device = device
+        self._slots = SlotPool()
+        self._bits = torch.zeros((0, -(-vocab_size // 32)), dtype=torch.int32, device=device)
 
     def init_row(self, init: RowInit) -> None:
-        if init.params.allowed_token_ids is not None:
-            self._entries.set(init.row, sorted(set(init.params.allowed_token_ids)))
+        if init.params.allowed_token_ids is None:
+            return
+        slot = self._slots.take(init.row)
+        self._bits = grown(self._bits, slot + 1, 0)
+        bits = bits_of(init.params.allowed_token_ids, self._bits.shape[1])
+        self._bits[slot] = upload(bits, torch.int32, self._device)
 
     def clear_row(self, row: int) -> None:
-        self._entries.clear(row)
+        self._slots.give(row)
 
-    def select(self, rows: Sequence[int]) -> Entries | None:
-        return self._entries.select(rows)
+    def select(self, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(bits [N, V / 32], places int64 [N]) of the rows that use it."""
+        users = [(i, self._slots.slot_of[row]) for i, row in enumerate(rows) if row in self._slots.slot_of]
+        if not users:
+            return None
+        places, slots = upload(users, torch.int64, self._device).t()
+        return self._bits[slots], places.contiguous()
 
-    def apply(self, logits: torch.Tensor, selection: Entries, step: StepInputs) -> None:
-        flat = logits.view(-1)
-        kept = flat[selection.flat]
-        logits.index_fill_(0, selection.batch, NEG_INF)
-        flat[selection.flat] = kept
+    def apply(self, logits: torch.Tensor, selection: tuple[torch.Tensor, torch.Tensor], step: StepInputs) -> None:
+        bits, places = selection
+        apply_token_bitmask(logits, bits, places)
 
-    def update(self, tokens: torch.Tensor, selection: Entries, step: StepInputs) -> None:
+    def update(self, tokens: torch.Tensor, selection: tuple[torch.Tensor, torch.Tensor], step: StepInputs) -> None:
         pass
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.sampling.feature import SlotPool, StepInputs, grown, upload
+from octavo.kernels.upload import upload
+from octavo.sampling.feature import SlotPool, StepInputs, grown
 from octavo.types import RowInit
 
 _IN_PROMPT = 1 << 30  # bit of a count; the bits below count outputs

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from octavo.sampling.feature import upload
+from octavo.kernels.upload import upload
 from octavo.types import Advance
 
 

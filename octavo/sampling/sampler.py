@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from octavo.kernels.sample import argmax_rows, sample_rows
+from octavo.kernels.upload import upload
 from octavo.sampling.batch import SamplingState, Selection
-from octavo.sampling.feature import StepInputs, upload
+from octavo.sampling.feature import StepInputs
 from octavo.sampling.logprobs import LogprobsTensors, gather_logprobs, rows_at_once
 from octavo.sampling.random import uniforms
 from octavo.sampling.truncation import draw_from_weights, full_weights, kept_weights, repair

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -216,6 +217,15 @@ async def read_steps(job: Job) -> AsyncIterator[list[Step]]:
             yield reader.read(output)
             if reader.ended():
                 break
+
+
+async def read_events(job: Job, events_of: Callable[[list[Step]], Iterable[object]], last: Callable[[], Iterable[object]]) -> None:
+    """Run the job to its end for an answer in one piece. The events of its steps, and the ``last`` ones, are made as for a stream
+    and dropped: the answer is what their maker put together meanwhile."""
+    async with aclosing(read_steps(job)) as all_steps:  # type: ignore[type-var]
+        async for steps in all_steps:
+            deque(events_of(steps), maxlen=0)
+    deque(last(), maxlen=0)
 
 
 @dataclass(slots=True)

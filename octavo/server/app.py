@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import octavo.server.described  # noqa: F401 (fills in the routes' descriptions)
+from octavo import __version__
 from octavo.config import ServerOptions
 from octavo.errors import EngineDeadError, RequestError
 from octavo.metrics.cells import Cells
@@ -36,7 +37,7 @@ from octavo.server.quota import KeyLimitMiddleware, KeyLimits
 from octavo.server.rerank import RerankEndpoint, ScoreEndpoint
 from octavo.server.responses import ResponsesEndpoint
 from octavo.server.root_path import RootPathMiddleware, normal_root
-from octavo.server.routes import UtilityRoutes, version
+from octavo.server.routes import UtilityRoutes
 from octavo.server.webui import WebPage
 
 access_logger = logging.getLogger("octavo.access")
@@ -122,7 +123,7 @@ def create_app(
     metrics.observe_ready(engine.ready)
     context = ServerContext(engine, options, names, metrics, scheduling_policy)
     utility = UtilityRoutes(context)
-    documentation = DocumentationRoutes(version(), bool(options.api_key), OPEN_PATHS)
+    documentation = DocumentationRoutes(__version__, bool(options.api_key), OPEN_PATHS)
     context.parsers  # noqa: B018 (flags that don't fit the model are errors at the start)
     page = None if options.disable_web_ui else WebPage(utility.index)
     routes = [

@@ -24,7 +24,7 @@ from octavo.errors import ConfigError, EngineDeadError
 from octavo.server.context import new_request_id
 
 # POST routes that answer requests of a batch, beside all under /v1/.
-_ALSO = frozenset({"/score", "/rerank", "/v2/rerank", "/pooling", "/classify"})
+_ALSO = frozenset({"/score", "/rerank", "/v2/rerank"})
 
 
 class BatchLine(msgspec.Struct, forbid_unknown_fields=True):

@@ -42,3 +42,13 @@ def check_logprobs_size(choices: int, tokens: int, logprobs: int | None) -> None
             "set max_tokens, or use stream: true.",
             param="logprobs",
         )
+
+
+def check_prompt_logprobs_size(tokens: int, logprobs: int | None, name: str) -> None:
+    """The same for log-probabilities of prompts with ``tokens`` tokens together; ``name``: the field that asks for them."""
+    if logprobs is not None and tokens * (logprobs + 1) > MAX_LOGPROBS_AT_ONCE:
+        raise RequestError(
+            f"{tokens} prompt tokens with {logprobs} logprobs each are too many for one answer; ask for fewer, or send fewer prompts at "
+            "a time.",
+            param=name,
+        )

@@ -98,22 +98,22 @@ class ChatWriter:
             if len(entries) == 1 and choice.text and not self.waiting_logprobs[choice.index]:
                 logprobs = chat_object_of_one(self.job.texts, entries[0], self.top_k)
             else:
-                self._wait_for_text(choice)
+                self._wait(choice.index, choice)
                 logprobs = self._take_logprobs(choice.index) if choice.text else None
         return self.frames.text(choice.index, choice.text, logprobs) if choice.text else b""
 
-    def _wait_for_text(self, choice: CompletionOutput) -> None:
-        self.waiting_logprobs[choice.index] += chat_logprobs(self.job.texts, entries_of(choice), self.top_k)
-
     def _detailed(self, index: int, choice: CompletionOutput, parts: list[bytes]) -> None:
-        if self.wants_logprobs:
-            self._wait_for_text(choice)
-        if self.wants_ids:
-            self.waiting_ids[index] += choice.token_ids
+        self._wait(index, choice)
         if choice.text:
             parts.append(self._frame(index, {"content": choice.text}, self._take_logprobs(index), self._take_ids(index)))
         elif self.textless and choice.token_ids:
             parts.append(self._frame(index, {}, self._take_logprobs(index), self._take_ids(index)))
+
+    def _wait(self, index: int, choice: CompletionOutput) -> None:
+        if self.wants_logprobs:
+            self.waiting_logprobs[index] += chat_logprobs(self.job.texts, entries_of(choice), self.top_k)
+        if self.wants_ids:
+            self.waiting_ids[index] += choice.token_ids
 
     def _finish(self, index: int, choice: CompletionOutput, parts: list[bytes]) -> None:
         extra = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason, **self._take_ids(index)}

@@ -59,12 +59,6 @@ class ReadChatWriter(ChatWriter):
                 self._finish(index, step.output, parts)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _wait(self, index: int, output: CompletionOutput) -> None:
-        if self.wants_logprobs:
-            self._wait_for_text(output)
-        if self.wants_ids:
-            self.waiting_ids[index] += output.token_ids
-
     def _event(self, index: int, event: Event, parts: list[bytes]) -> None:
         if self.plain and isinstance(event, Content):
             parts.append(self.frames.text(index, event.text, self._take_logprobs(index)))

@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 from starlette.types import Scope
 
+from octavo.frontend.inputs import Prompt
 from octavo.frontend.logprob_buffer import entries_of, to_entry
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.server import sse
 from octavo.server.generation import Choice, EventStream, GenerationEndpoint, Job
 from octavo.server.limits import decode
 from octavo.server.logprobs import LegacyLists, LegacyLogprobs, prompt_logprobs_json
-from octavo.server.prompts import Prompt, completion_prompts
+from octavo.server.prompts import completion_prompts
 from octavo.server.sampling import beam_params, completion_params
 from octavo.server.schemas import CompletionRequest, completion_decoder
 

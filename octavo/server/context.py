@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from octavo.config import ServerOptions
-from octavo.errors import ConfigError, RequestError
+from octavo.errors import ConfigError, EngineDeadError, RequestError
 from octavo.frontend.mailbox import Taker
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.params import SamplingParams
@@ -128,6 +128,16 @@ class ServerContext:
                 code="model_not_found",
             )
         return name
+
+    def check_healthy(self) -> None:
+        """EngineDeadError when the engine does not serve."""
+        if not self.engine.is_healthy():
+            raise EngineDeadError("it stopped or does not answer; restart the server")
+
+    def check_priority(self, priority: int | None) -> None:
+        """RequestError for a priority that nothing would come of."""
+        if priority and self.scheduling_policy not in (None, "priority"):
+            raise RequestError("priority needs a server that was started with --scheduling-policy priority.", param="priority")
 
     def check_queue(self, new: int) -> None:
         """RequestError 503 when ``new`` more prompts would make more than --max-queued-requests wait.

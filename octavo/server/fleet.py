@@ -288,5 +288,3 @@ class _NoEngine:
 
     async def shutdown(self) -> None:
         pass
-
-

@@ -16,19 +16,19 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.errors import EngineDeadError, OctavoError, RequestError
+from octavo.errors import OctavoError, RequestError
 from octavo.frontend.beam_search import BeamSearchParams, beam_generate
+from octavo.frontend.inputs import Prompt
 from octavo.frontend.logprob_buffer import entries_of
 from octavo.frontend.mailbox import Outputs, Taker
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.server import sse
 from octavo.server.answers import PLAIN, AnswerPlan
-from octavo.server.caps import check_logprobs_size
+from octavo.server.caps import check_logprobs_size, check_prompt_logprobs_size
 from octavo.server.context import ServerContext
 from octavo.server.errors import body_for, renamed, response_for
 from octavo.server.limits import ChunkSink, ClientDisconnect, read_body
-from octavo.server.prompts import Prompt
 from octavo.server.schemas import GenerationRequest
 from octavo.server.thinking import Thinking, TwoParts
 from octavo.server.watch import DisconnectWatch
@@ -156,13 +156,15 @@ class Job:
         self.texts = self.context.texts_as_ids if self.request.return_tokens_as_token_ids else self.context.texts
         for prompt in self.prompts:
             self.context.engine.check_prompt(prompt.token_ids, self.params)
-        if not self.context.engine.is_healthy():
-            raise EngineDeadError("it stopped or does not answer; restart the server")
+        self.context.check_healthy()
         self.context.check_queue(len(self.prompts))
-        if not self.request.streams:
-            left = self.context.engine.max_model_len - min(len(prompt.token_ids) for prompt in self.prompts)
-            tokens = left if self.params.max_tokens is None else min(self.params.max_tokens, left)
-            check_logprobs_size(self.num_choices, tokens, self.params.logprobs)
+        streams, params, lengths = self.request.streams, self.params, [len(prompt.token_ids) for prompt in self.prompts]
+        if not streams:
+            left = self.context.engine.max_model_len - min(lengths)
+            check_logprobs_size(self.num_choices, left if params.max_tokens is None else min(params.max_tokens, left), params.logprobs)
+        # With an echo, a stream has them too, a prompt's at a time.
+        asked = "logprobs" if self.request.prompt_logprobs is None else "prompt_logprobs"
+        check_prompt_logprobs_size(max(lengths) if streams else sum(lengths), params.prompt_logprobs, asked)
 
     @property
     def textless(self) -> bool:

@@ -29,6 +29,7 @@ LINGER_S = 2.0  # how long a refused connection is still read, so that the clien
 IDLE_HEADER_S = 60.0  # a connection that does not complete its headers in this time is closed
 IDLE_BODY_S = 60.0  # the longest pause in a body
 IDLE_WRITE_S = 60.0  # how long a client may leave a full buffer unread
+MAX_UNSENT = 2**30  # bytes in all full buffers together
 
 
 class ClientDisconnect(Exception):
@@ -169,6 +170,37 @@ class Unframed:
         await self.cycle_send(message)  # type: ignore[arg-type]
 
 
+class Unsent:
+    """Connections whose buffer is full, the one that has been so for longest first. Over ``limit`` bytes it is cut off.
+
+    The newest never is: an answer in one piece may be large, and its client has had no time to read it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.sizes: dict[LimitedProtocol, int] = {}
+        self.total = 0
+
+    def add(self, connection: LimitedProtocol) -> None:
+        self.remove(connection)
+        self._count(connection)
+        if self.total > self.limit:
+            for other in list(self.sizes):  # what they have read meanwhile
+                self.total -= self.sizes[other]
+                self._count(other)
+        while self.total > self.limit and len(self.sizes) > 1:
+            oldest = next(iter(self.sizes))
+            self.remove(oldest)
+            oldest.cut_off()
+
+    def _count(self, connection: LimitedProtocol) -> None:
+        self.sizes[connection] = connection.transport.get_write_buffer_size()
+        self.total += self.sizes[connection]
+
+    def remove(self, connection: LimitedProtocol) -> None:
+        self.total -= self.sizes.pop(connection, 0)
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with a limit on the headers' size and time, and with JSON errors.
 
@@ -190,6 +222,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     write_timeout_s = IDLE_WRITE_S
+    unsent: Unsent
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -198,6 +231,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
         self._stop_write_timer()
+        self.unsent.remove(self)
         # uvicorn tells only the newest of pipelined requests, which has not begun.
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
@@ -208,14 +242,16 @@ class LimitedProtocol(HttpToolsProtocol):
         """The connection's buffer is full. Its client reads on in time, or it is cut off: what waits for it takes memory."""
         super().pause_writing()
         if self._write_timer is None:
-            self._write_timer = self.loop.call_later(self.write_timeout_s, self._write_timed_out)
+            self._write_timer = self.loop.call_later(self.write_timeout_s, self.cut_off)
+        self.unsent.add(self)
 
     def resume_writing(self) -> None:
         self._stop_write_timer()
+        self.unsent.remove(self)
         super().resume_writing()
 
-    def _write_timed_out(self) -> None:
-        self._write_timer = None
+    def cut_off(self) -> None:
+        self._stop_write_timer()
         if self.transport is None or self.transport.is_closing():
             return
         sock = self.transport.get_extra_info("socket")
@@ -342,4 +378,4 @@ class LimitedProtocol(HttpToolsProtocol):
 
 def limited_protocol(write_timeout_s: float) -> type[LimitedProtocol]:
     """The protocol class for a server with ``--client-write-timeout``."""
-    return type("LimitedProtocol", (LimitedProtocol,), {"write_timeout_s": write_timeout_s})
+    return type("LimitedProtocol", (LimitedProtocol,), {"write_timeout_s": write_timeout_s, "unsent": Unsent(MAX_UNSENT)})

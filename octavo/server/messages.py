@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -12,7 +11,7 @@ from starlette.types import Receive, Scope
 
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.parsers import Content
-from octavo.server.answers import Step, StepReader, read_steps
+from octavo.server.answers import Step, StepReader, read_events
 from octavo.server.chat_plan import chat_job
 from octavo.server.generation import EventStream, GenerationEndpoint, GenerationError, Job
 from octavo.server.limits import decode
@@ -33,12 +32,7 @@ class MessagesEndpoint(GenerationEndpoint):
 
     async def answer(self, job: Job) -> bytes:
         message = _Message(job, keep_broken=False)
-        async with aclosing(read_steps(job)) as all_steps:  # type: ignore[type-var]
-            async for steps in all_steps:
-                for _ in message.steps(steps):
-                    pass
-        for _ in message.blocks.close():
-            pass
+        await read_events(job, message.steps, message.blocks.close)
         return msgspec.json.encode(message.body())
 
     async def stream(self, job: Job, events: EventStream) -> None:

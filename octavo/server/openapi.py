@@ -95,12 +95,6 @@ def served(routes: Iterable[BaseRoute]) -> Iterator[Operation]:
                     yield operation
 
 
-def undocumented(routes: Iterable[BaseRoute]) -> list[tuple[str, str]]:
-    """(method, path) of what an app serves and nobody described; the web page's own files are no part of the API."""
-    pairs = [(method, route.path) for route in routes if isinstance(route, Route) for method in methods_of(route)]
-    return [pair for pair in pairs if pair not in OPERATIONS and not pair[1].startswith("/web/")]
-
-
 def openapi_document(
     routes: Iterable[BaseRoute], *, version: str, needs_key: bool = False, open_paths: Iterable[str] = ()
 ) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from octavo.errors import EngineDeadError, RequestError
+from octavo.errors import RequestError
 from octavo.frontend.pooling import (
     check_embedding_input,
     closing_tokens,
@@ -72,10 +72,8 @@ class PoolingEndpoint(GenerationEndpoint):
         """RequestError when this server does not embed, or not like that; EngineDeadError when it cannot."""
         engine = self.context.engine
         params = pooling_params(engine.roles, engine.model_config, dimensions=dimensions, normalize=normalize)
-        if not engine.is_healthy():
-            raise EngineDeadError("it stopped or does not answer; restart the server")
-        if request.priority and self.context.scheduling_policy not in (None, "priority"):
-            raise RequestError("priority needs a server with --scheduling-policy priority.", param="priority")
+        self.context.check_healthy()
+        self.context.check_priority(request.priority)
         return params
 
     async def tokenize(self, inputs: list[Input], request: PoolingRequest) -> list[list[int]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from octavo.errors import RequestError
+from octavo.frontend.inputs import Prompt, truncate_prompt
 from octavo.frontend.tool_prompt import with_tools_as_text
 from octavo.server.context import INLINE_CHARS, ServerContext
 from octavo.server.schemas import (
@@ -22,15 +22,6 @@ from octavo.server.schemas import (
 )
 
 MAX_CHOICES = 8192  # prompts times n
-
-
-@dataclass(slots=True)
-class Prompt:
-    """``text`` is None when the client sent token ids."""
-
-    token_ids: list[int]
-    text: str | None
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # completions
@@ -53,17 +44,15 @@ async def completion_prompts(request: CompletionRequest, context: ServerContext)
     if isinstance(items[0], str):
         special = request.add_special_tokens is not False
         token_ids = await encode(context, items, special)  # type: ignore[arg-type]
-        prompts = [Prompt(ids, text) for ids, text in zip(token_ids, items)]  # type: ignore[arg-type]
+        prompts = [Prompt(text, ids) for ids, text in zip(token_ids, items)]  # type: ignore[arg-type]
     else:
         if request.add_special_tokens:
             raise RequestError("add_special_tokens works on texts; this prompt is token ids.", param="add_special_tokens")
-        prompts = [Prompt(ids, None) for ids in items]  # type: ignore[arg-type]
+        prompts = [Prompt(None, ids) for ids in items]  # type: ignore[arg-type]
     keep = tokens_to_keep(request.truncate_prompt_tokens, request.max_tokens, context)
-    for prompt in prompts:
-        truncate(prompt, keep)
-        if not prompt.token_ids:
-            raise RequestError("prompt must not be empty.", param="prompt")
-    return prompts
+    if not all(prompt.token_ids for prompt in prompts):
+        raise RequestError("prompt must not be empty.", param="prompt")
+    return [truncate_prompt(prompt, keep) for prompt in prompts]
 
 
 def _split_prompt(prompt: str | list[Any]) -> list[str] | list[list[int]]:
@@ -84,15 +73,6 @@ def tokens_to_keep(asked: int | None, max_tokens: int | None, context: ServerCon
     raise RequestError(
         f"truncate_prompt_tokens must be at least 1, or -1 for what the context holds, got {asked}.", param="truncate_prompt_tokens"
     )
-
-
-def truncate(prompt: Prompt, keep: int | None) -> None:
-    """Keep the last ``keep`` tokens; the text no longer stands for them then."""
-    if keep is None:
-        return
-    if len(prompt.token_ids) > keep:
-        prompt.token_ids = prompt.token_ids[-keep:]
-        prompt.text = None
 
 
 async def encode(context: ServerContext, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
@@ -141,7 +121,7 @@ async def chat_prompt(request: ChatRequest | TokenizeRequest, context: ServerCon
         text = template.render(
             messages, tools=tools or None, add_generation_prompt=add_prompt, continue_final_message=continue_final, **variables
         )
-        return Prompt(tokenizer.encode(text, add_special_tokens=special), text)
+        return Prompt(text, tokenizer.encode(text, add_special_tokens=special))
 
     size = sum(len(m["content"] or "") for m in messages) + 64 * len(messages) + 512 * len(tools or ())
     if request.chat_template_kwargs or request.chat_template is not None or documents:
@@ -149,7 +129,7 @@ async def chat_prompt(request: ChatRequest | TokenizeRequest, context: ServerCon
     prompt = await context.off_loop(size, work)
     if isinstance(request, ChatRequest):
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-        truncate(prompt, tokens_to_keep(request.truncate_prompt_tokens, max_tokens, context))
+        return truncate_prompt(prompt, tokens_to_keep(request.truncate_prompt_tokens, max_tokens, context))
     return prompt
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -12,7 +11,7 @@ from starlette.types import Scope
 from octavo.frontend.logprob_buffer import entries_of
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.parsers import Content
-from octavo.server.answers import Step, StepReader, read_steps
+from octavo.server.answers import Step, StepReader, read_events
 from octavo.server.chat_plan import chat_job
 from octavo.server.errors import describe
 from octavo.server.generation import EventStream, GenerationEndpoint, Job
@@ -35,12 +34,7 @@ class ResponsesEndpoint(GenerationEndpoint):
 
     async def answer(self, job: Job) -> bytes:
         response = _Response(job, keep_broken=False)
-        async with aclosing(read_steps(job)) as all_steps:  # type: ignore[type-var]
-            async for steps in all_steps:
-                for _ in response.steps(steps):
-                    pass
-        for _ in response.end():
-            pass
+        await read_events(job, response.steps, response.end)
         return msgspec.json.encode(response.body())
 
     async def stream(self, job: Job, events: EventStream) -> None:

@@ -8,7 +8,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.errors import EngineDeadError, RequestError
+from octavo import __version__
+from octavo.errors import RequestError
 from octavo.frontend.params import check_ids
 from octavo.server.context import ServerContext
 from octavo.server.limits import decode, read_body
@@ -39,19 +40,6 @@ def json_response(content: Any) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json")
 
 
-def version() -> str:
-    import octavo
-
-    if hasattr(octavo, "__version__"):
-        return octavo.__version__
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("octavo")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 class UtilityRoutes:
     """Handlers that need nothing but the context."""
 
@@ -61,12 +49,11 @@ class UtilityRoutes:
     async def index(self, request: Request) -> Response:
         """What runs here, and where to send requests. Names no model where a key is wanted: the web page makes this path an open one."""
         serves = "" if self.context.options.api_key else f" and serves {', '.join(self.context.model_names)}"
-        return Response(INDEX.format(version=version(), serves=serves), media_type="text/plain")
+        return Response(INDEX.format(version=__version__, serves=serves), media_type="text/plain")
 
     async def health(self, request: Request) -> Response:
         """200 while the engine lives and answers, else 503."""
-        if not self.context.engine.is_healthy():
-            raise EngineDeadError("it stopped or does not answer; restart the server")
+        self.context.check_healthy()
         return json_response({"status": "ok"})
 
     async def ping(self, request: Request) -> Response:
@@ -79,7 +66,7 @@ class UtilityRoutes:
         return json_response({"server_load": self.context.engine.num_unfinished})
 
     async def version(self, request: Request) -> Response:
-        return json_response({"version": version()})
+        return json_response({"version": __version__})
 
     async def metrics(self, request: Request) -> Response:
         self.context.metrics.observe_stats(self.context.engine.stats)

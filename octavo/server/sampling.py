@@ -53,8 +53,7 @@ def check_request(request: GenerationRequest, context: ServerContext) -> None:
         check_logprobs("prompt_logprobs", request.prompt_logprobs, options.max_logprobs)
         if request.stream:
             raise RequestError("prompt_logprobs are not available in a stream; ask with stream: false.", param="prompt_logprobs")
-    if request.priority and context.scheduling_policy not in (None, "priority"):
-        raise RequestError("priority needs a server that was started with --scheduling-policy priority.", param="priority")
+    context.check_priority(request.priority)
 
 
 def check_logprobs(name: str, value: int, limit: int) -> None:

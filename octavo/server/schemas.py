@@ -34,7 +34,6 @@ def _is(*values: Any) -> Callable[[Any], bool]:
     return lambda value: value is None or any(value == v and type(value) is type(v) for v in values)
 
 
-_LATER = "is not supported yet; leave it out"
 # field -> (which values ask for nothing and pass, what to say about the others)
 REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "functions": (_is([]), "is not supported; it is OpenAI's old form of tools: send tools."),

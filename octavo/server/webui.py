@@ -63,7 +63,6 @@ class WebPage:
         page = FOLDER / "index.html"
         self.routes = [Route("/", self._index(_sender(page)))]
         self.routes += [Route(f"/web/{f.name}", _sender(f)) for f in files if f != page]
-        self.paths = frozenset(route.path for route in self.routes)
 
     def _index(self, send_page: Handler) -> Handler:
         async def index(request: Request) -> Response:

@@ -371,7 +371,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="write the result as JSON there")
     args = parser.parse_args(own)
     args.serve, args.textless, args.share = serve, False, 0.9
-    for word, following in zip(serve, [*serve[1:], ""], strict=True):
+    for word, following in zip(serve, [*serve[1:], ""], strict=False):
         if word.startswith("--gpu-memory-utilization"):
             args.share = float(word.partition("=")[2] or following)
     return args

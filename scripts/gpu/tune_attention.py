@@ -260,7 +260,7 @@ class Tuner:
         picks = self.refine_chunk(picks)
         picks = self.refine(picks, "prefetch", (0, 4))
         picks = self.refine(picks, "seam", (0, 12))
-        picks = self.refine(picks, "min_tiles", (2, 8))
+        picks = self.refine(picks, "min_tiles", (1, 2, 8))
         heads, kv_heads, dim = self.shape
         entry: dict[str, Any] = {"head_dim": dim, "group": heads // kv_heads, "dtype": "bfloat16"}
         entry |= {name: getattr(picks[0], name) for name in FIXED}
@@ -281,8 +281,9 @@ class Tuner:
         return better
 
     def refine_chunk(self, picks: list[DecodeConfig]) -> list[DecodeConfig]:
-        """Other chunk sizes, for all classes alike."""
-        options = [picks, *([replace(p, min_chunk=chunk) for p in picks] for chunk in (128, 512))]
+        """Other chunk sizes, for all classes alike. Small ones are for the few sequences of the first class, cut wherever they can be."""
+        options = [picks, *([replace(p, min_chunk=chunk) for p in picks] for chunk in (64, 128, 512))]
+        options += [[replace(option[0], min_tiles=1, seam=0), *option[1:]] for option in options[1:3]]
         self.compiling([config for option in options[1:] for config in set(option)])
         for option in options:
             for batch, context, _ in TUNED:

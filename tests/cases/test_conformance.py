@@ -271,5 +271,3 @@ def test_a_key_is_sent(capsys):
     with running_server(api_key=("k",)) as running:
         assert main(["--base-url", running.url, "--api-key", "k", "--case", "15"]) == 0
         assert main(["--base-url", running.url, "--api-key", "wrong", "--case", "15"]) == 2
-
-

@@ -14,8 +14,7 @@ import octavo
 from octavo.cli import generate, serve
 from octavo.cli.flags import Parser
 from octavo.cli.main import COMMANDS, main
-from octavo.cli.other_flags import ELSEWHERE
-from octavo.cli.vllm_flags import UNSUPPORTED
+from octavo.hints import ELSEWHERE, UNSUPPORTED
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

@@ -15,9 +15,10 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, EngineDeadError, ModelError, OutOfMemoryError, RequestError
+from octavo.frontend import async_llm
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.engine_process import EngineProcess
-from octavo.frontend.output_processor import RequestOutputs
+from octavo.frontend.output_processor import TOKEN_BYTES, RequestOutputs
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.types import TokenDelta
@@ -65,6 +66,7 @@ async def test_one_engine_through_all_ends_of_requests(model: str) -> None:
         await _abort_from_outside(llm)
         await _refusals_leave_nothing(llm)
         await _a_reader_that_is_late_gets_all_at_once(llm)
+        await _too_much_that_is_not_read_is_given_up(llm)
         assert await llm.reset_prefix_cache()
         with pytest.raises(Exception, match="no call"):
             await llm._call("nonsense")
@@ -109,6 +111,29 @@ async def _cancelling_anywhere_frees_all(llm: AsyncLLM) -> None:
         assert all(isinstance(r, asyncio.CancelledError) or r[-1].finished for r in results)
         cancelled += sum(isinstance(r, asyncio.CancelledError) for r in results)
     assert llm.num_unfinished == 0 and cancelled >= 36
+    await wait_until_idle(llm)
+
+
+async def _too_much_that_is_not_read_is_given_up(llm: AsyncLLM) -> None:
+    """Of three readers one stops, with three times as much to read as another: it loses its answer, the others nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(async_llm, "SHED_S", 0.0)
+        patch.setattr(async_llm, "MAX_UNREAD", 30 * TOKEN_BYTES)
+        reading = asyncio.create_task(collect(llm, "h", LONG))
+        few, many = (SamplingParams(max_tokens=25, n=n, ignore_eos=True) for n in (1, 3))
+        small, large = llm.generate(PROMPT, few, request_id="i"), llm.generate(PROMPT, many, request_id="j")
+        async with aclosing(small), aclosing(large):
+            await anext(small)
+            await anext(large)
+            deadline = time.monotonic() + 10
+            while len(llm._streams) > 1 and time.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+            with pytest.raises(RequestError, match="not read as fast") as refusal:
+                await anext(large)
+            assert refusal.value.code == "client_too_slow"
+            assert [o async for o in small][-1].finished
+        assert len(joined(await reading)[1]) == 400
+    assert llm.num_unfinished == 0
     await wait_until_idle(llm)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.errors import RequestError
+from octavo.errors import ConfigError, RequestError
 from tests.tiny_model import EOS, VOCAB_SIZE, make_tiny_model
 
 LENGTH = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
@@ -59,6 +59,20 @@ def test_refusals_leave_nothing_behind(llm: LLM, prompts: Any, params: Any, matc
     with pytest.raises(RequestError, match=match):
         llm.generate(prompts, params, use_tqdm=False)
     assert not llm.engine.has_work()
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("temperature", "'temperature' is a sampling parameter: give it to SamplingParams"),
+        ("max_tokens", "'max_tokens' is a sampling parameter"),
+        ("enable_lora", "'enable_lora' is an option of vLLM that Octavo does not have. Serve a merged checkpoint instead."),
+        ("max_model_length", "Did you mean 'max_model_len'"),
+    ],
+)
+def test_unknown_options_are_refused_before_anything_is_loaded(name: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        LLM("/no/such/model", **{name: 1})
 
 
 def test_what_would_be_ignored_is_refused(llm: LLM) -> None:
@@ -138,6 +152,15 @@ def test_max_tokens_zero_and_one(llm: LLM) -> None:
 def test_the_context_can_be_filled_to_its_last_token(llm: LLM) -> None:
     out = llm.generate([[1] * 500], SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False)[0].outputs[0]
     assert (len(out.token_ids), out.finish_reason) == (12, "length")
+
+
+def test_the_end_of_a_prompt_is_kept(llm: LLM) -> None:
+    tokens = llm.get_tokenizer().encode("abcdefgh")
+    for keep in (1, 3, len(tokens), 2000):
+        params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, truncate_prompt_tokens=keep)
+        output = llm.generate("abcdefgh", params, use_tqdm=False)[0]
+        assert output.prompt == "abcdefgh" and output.prompt_token_ids == tokens[-keep:]
+        assert output.outputs[0].token_ids == ids(llm, {"prompt_token_ids": tokens[-keep:]})
 
 
 def test_ends(llm: LLM) -> None:

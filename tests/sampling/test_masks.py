@@ -7,6 +7,8 @@ import random
 import pytest
 import torch
 
+from octavo.sampling.masks import AllowedTokens
+
 from .helpers import make_sampler, random_logits, row_init
 
 NEG_INF = float("-inf")
@@ -38,6 +40,38 @@ def test_allowed_tokens_leave_other_rows_alone():
     got = sampler.distribution(logits, [0, 1, 2], [3, 3, 3])
     plain = logits.double().softmax(-1)
     assert torch.allclose(got[[0, 2]], plain[[0, 2]], atol=1e-6) and got[1, 7] == 1
+
+
+def test_rows_come_and_go_with_lists_of_any_length():
+    """Random rows, lists from one token to all of a vocabulary that is no multiple of 32, against the plain definition."""
+    rng, vocab, rows = random.Random(5), 77, 6
+    sampler, allowed = make_sampler(vocab, max_rows=rows), {}
+    for turn in range(60):
+        row = rng.randrange(rows)
+        allowed[row] = rng.choice([None, tuple(rng.choices(range(vocab), k=rng.choice([1, 3, 76, 300]))), tuple(range(vocab))])
+        sampler.state.init_row(row_init(row, allowed_token_ids=allowed[row]))
+        drawn = rng.sample(sorted(allowed), rng.randrange(1, len(allowed) + 1))
+        logits = random_logits(len(drawn), vocab, seed=turn)
+        want = logits.double()
+        for i, r in enumerate(drawn):
+            if allowed[r] is not None:
+                want[i, [t for t in range(vocab) if t not in allowed[r]]] = float("-inf")
+        got = sampler.distribution(logits.clone(), drawn, [3] * len(drawn))
+        assert torch.allclose(got, want.softmax(-1), atol=1e-6) and torch.equal(got == 0, want.softmax(-1) == 0)
+
+
+def test_a_long_list_of_allowed_tokens_takes_a_bit_a_token():
+    """All rows with nearly all of a large vocabulary, as a client may send them."""
+    vocab, rows = 151_936, 64
+    feature, most = AllowedTokens(vocab, torch.device("cpu")), tuple(range(5, vocab))
+    for row in range(rows):
+        feature.init_row(row_init(row, allowed_token_ids=most))
+    bits, places = feature.select(range(rows))
+    assert bits.numel() * 4 == feature._bits.numel() * 4 == rows * vocab // 8 and places.tolist() == list(range(rows))
+    for row in range(rows):
+        feature.clear_row(row)
+        feature.init_row(row_init(row, allowed_token_ids=(row,)))  # slots are used again
+    assert len(feature._bits) == rows and feature.select([3, 1])[0][:, 0].tolist() == [8, 2]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

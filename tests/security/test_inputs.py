@@ -107,6 +107,18 @@ def test_logprobs_of_many_long_answers_at_once(start_server):
             assert http.post(COMPLETIONS, json={**body, **fields}).status_code == 200
 
 
+def test_logprobs_of_many_long_prompts_at_once(start_server):
+    """A body of 16 MB holds millions of token ids, and each may ask for twenty candidates."""
+    running = start_server(MockEngine(length=1, max_model_len=8192))
+    many = {"prompt": [[65] * 4000] * 60, "max_tokens": 1}
+    with httpx.Client(base_url=running.url, timeout=60) as http:
+        assert "fewer prompts" in refused(http.post(COMPLETIONS, json={**many, "prompt_logprobs": 20}), "prompt_logprobs")
+        assert "fewer prompts" in refused(http.post(COMPLETIONS, json={**many, "echo": True, "logprobs": 20}), "logprobs")
+        few = {**many, "prompt": [[65] * 400] * 6}
+        for fields in ({"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}, {"echo": True, "logprobs": 2, "stream": True}):
+            assert http.post(COMPLETIONS, json={**few, **fields}).status_code == 200
+
+
 # -- addresses and file names
 
 

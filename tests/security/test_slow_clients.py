@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import threading
 import time
+from collections.abc import Iterator
 
 import httpx
 import pytest
+import uvicorn
 
 from octavo.frontend.logprob_buffer import LogprobBuffer, to_logprob_dict, token_text
 from octavo.frontend.output_processor import RequestOutputs
 from octavo.frontend.params import SamplingParams
+from octavo.server import limits
 from octavo.server.mock import MockEngine
 from octavo.types import TokenDelta, TokenLogprobs
 
@@ -47,6 +52,61 @@ def test_who_never_reads_is_cut_off(start_server):
         with pytest.raises(ConnectionError):  # cut, not closed in good order: the answer is not complete
             while sock.recv(2**20):
                 pass
+
+
+def test_all_that_is_written_and_not_read_is_bounded(monkeypatch):
+    """Answers of 8 MiB: with room for two and a half, each further one cuts off the client that has waited longest."""
+    monkeypatch.setattr(limits, "MAX_UNSENT", 20 << 20)
+    size = 8 << 20
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % size)]})
+        await send({"type": "http.response.body", "body": bytes(size)})
+
+    protocol = limits.limited_protocol(60)
+    unsent = protocol.unsent
+
+    def newest() -> list[object]:
+        return list(unsent.sizes)[-1:]
+
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(serving(app, protocol))
+        clients = []
+        for _ in range(6):
+            before = newest()
+            clients.append(stack.enter_context(ask(port)))
+            assert wait_for(lambda: newest() != before, 5)  # noqa: B023
+            assert unsent.total == sum(unsent.sizes.values()) <= 20 << 20
+        kept = len(unsent.sizes)
+        assert 2 <= kept < 6  # the system has buffers, too
+        received = [read_all(client) for client in clients]
+        assert [r > size for r in received] == [False] * (6 - kept) + [True] * kept
+        assert wait_for(lambda: not unsent.sizes, 5) and unsent.total == 0
+
+
+def read_all(sock: socket.socket) -> int:
+    sock.settimeout(10)
+    count = 0
+    with contextlib.suppress(ConnectionError):
+        while part := sock.recv(2**20):
+            count += len(part)
+            if count > 8 << 20:
+                break
+    return count
+
+
+@contextlib.contextmanager
+def serving(app, protocol) -> Iterator[int]:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False, loop="uvloop")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: server.run(sockets=[sock]), daemon=True)
+    thread.start()
+    assert wait_for(lambda: server.started, 10)
+    yield sock.getsockname()[1]
+    server.should_exit = server.force_exit = True
+    thread.join(5)
 
 
 def test_who_reads_slowly_is_not(start_server):
@@ -128,5 +188,3 @@ def test_texts_of_tokens_are_decoded_once():
     one, other = Counting(), Counting()
     assert [token_text(one, 5), token_text(one, 5), token_text(other, 5), token_text(None, 5)] == ["5", "5", "5", None]
     assert (one.calls, other.calls) == (1, 1)
-
-

@@ -17,7 +17,7 @@ from octavo.server import answer_schemas as answers
 from octavo.server import compatibility
 from octavo.server.fields import ACCEPTED_OF, OFFICIAL, RANGES, REFUSED_OF, SUPPORTED, fields_of
 from octavo.server.messages_input import CountTokensRequest, MessagesRequest
-from octavo.server.openapi import OPERATIONS, served, undocumented
+from octavo.server.openapi import OPERATIONS, methods_of, served
 from octavo.server.responses_input import ResponsesRequest
 from octavo.server.schemas import ACCEPTED, REFUSED, ChatRequest, CompletionRequest
 
@@ -96,7 +96,9 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_every_route_is_described(server: Any, document: dict[str, Any]) -> None:
-    assert not undocumented(server.app.routes)
+    pairs = [(method, route.path) for route in server.app.routes for method in methods_of(route)]
+    undescribed = [pair for pair in pairs if pair not in OPERATIONS and not pair[1].startswith("/web/")]
+    assert pairs and not undescribed  # the web page's own files are no part of the API
     assert len(list(served(server.app.routes))) >= 14
     described = {(m.upper(), p) for p, methods in document["paths"].items() for m in methods}
     assert described == {(o.method, re.sub(r":\w+", "", o.path)) for o in served(server.app.routes)}

@@ -6,8 +6,8 @@ import random
 from typing import Any
 
 FORMATS = ["date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
-PATTERNS = ["^[a-f]{2,4}$", "^a|b$", "[0-9]+", "^\\d{3}-\\d{2}$", "x.y", "^(foo|bär)+$", "^[^\"\\\\]{1,3}$", "^\\w+$"]
-VALUES: list[Any] = [0, -1, 3.5, 12345678901, True, False, None, "", "a", "é", "日本", "a\"b", "back\\slash", "new\nline"]
+PATTERNS = ["^[a-f]{2,4}$", "^a|b$", "[0-9]+", "^\\d{3}-\\d{2}$", "x.y", "^(foo|bär)+$", '^[^"\\\\]{1,3}$', "^\\w+$"]
+VALUES: list[Any] = [0, -1, 3.5, 12345678901, True, False, None, "", "a", "é", "日本", 'a"b', "back\\slash", "new\nline"]
 VALUES += [[], [1, "x"], {}, {"k": [None]}]
 
 
@@ -78,7 +78,7 @@ def _const(rng: random.Random, depth: int, names: list[str]) -> dict[str, Any]:
 
 
 def _object(rng: random.Random, depth: int, names: list[str]) -> dict[str, Any]:
-    keys = rng.sample(["a", "b b", "c\"c", "dé", "long_property_name", "f/g", "~", ""], rng.randint(0, 4))
+    keys = rng.sample(["a", "b b", 'c"c', "dé", "long_property_name", "f/g", "~", ""], rng.randint(0, 4))
     schema: dict[str, Any] = {"type": "object", "properties": {key: _schema(rng, depth, names) for key in keys}}
     schema["required"] = [key for key in keys if rng.random() < 0.7]
     which = rng.random()

@@ -76,9 +76,9 @@ def test_seeds_do_not_depend_on_how_long_it_takes(engine: Engine, gate: threadin
         engine.abandon()
         engine.scheduler._num_added = 0
         engine.grammars._cache.clear()
-        engine.add_request(request("a", OPTIONS + 'start: /[a-z]*/'))
+        engine.add_request(request("a", OPTIONS + "start: /[a-z]*/"))
         if not wait:
-            engine.grammars.compile(OPTIONS + 'start: /[a-z]*/').result()
+            engine.grammars.compile(OPTIONS + "start: /[a-z]*/").result()
         engine.add_request(request("b", None))
         deltas = engine.step()
         gate.set()

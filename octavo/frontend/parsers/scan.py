@@ -274,7 +274,6 @@ class PythonScanner(_Automaton):
         super().__init__()
         self._quote = '"'
         self._hex, self._digits = "", 0
-        self._pending_comma = False
 
     def _spaces(self, text: str, at: int, out: list[str]) -> int:
         match = _SPACE.match(text, at)

@@ -197,30 +197,6 @@ def norm_linear(
     return linear(normed, weight, bias, gated=gated), total
 
 
-class DeviceLinear:
-    """A linear layer on the device; call it as ``(x, bias)``. Keeps the weight as it is: the kernels read it row by row.
-
-    gated: as in ``linear``; norms in front go through ``norm_linear`` with ``weight``.
-    """
-
-    __slots__ = ("gated", "weight")
-
-    def __init__(self, weight: torch.Tensor, gated: bool = False) -> None:
-        self.weight = weight
-        self.gated = gated
-        workspace(weight.device)  # before any graph is captured
-
-    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        return linear(x, self.weight, bias, gated=self.gated, out_dtype=out_dtype)
-
-
-def prepack_linear(weight: torch.Tensor) -> DeviceLinear | None:
-    """For a weight [out, in] in 16 bits on a CUDA device; None for others: use F.linear then."""
-    if weight.is_cuda and weight.dim() == 2 and weight.dtype in (torch.bfloat16, torch.float16) and weight.is_contiguous():
-        return DeviceLinear(weight.detach())
-    return None
-
-
 def _applies(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the kernels take these operands; ValueError if they don't multiply at all."""
     if weight.dim() != 2 or x.shape[-1] != weight.shape[1]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 _LENGTH = "write --max-model-len."
 _NAME = "write --served-model-name."
 _WHOLE = "leave it out: the whole model is kept on the device (--device cpu or cuda)."
-_MODEL = "the model is an argument of its own: octavo serve MODEL."
+_MODEL = "the model is an argument of its own: octavo serve MODEL, LLM(MODEL)."
 _OUTPUT = "requests say max_tokens; octavo generate and chat take --max-tokens."
 _THREADS = "set the environment variable OMP_NUM_THREADS."
 
