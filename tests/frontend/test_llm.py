@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +243,22 @@ def test_preemption_gives_the_same_tokens(tmp_path: Path) -> None:
         assert [o.token_ids for o in a.outputs] == [o.token_ids for o in b.outputs]
         assert all(len(o.logprobs) == 60 for o in b.outputs)
     assert tight.engine.stats().kv_cache_usage == 0
+
+
+def test_while_a_batch_runs_collections_are_rare_and_afterwards_as_before(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, seen = gc.get_threshold(), []
+    step = llm.engine.step
+    monkeypatch.setattr(llm.engine, "step", lambda: (seen.append((gc.get_freeze_count() > 1000, gc.get_threshold()[0])), step())[1])
+    llm.generate("a b", SamplingParams(max_tokens=2), use_tqdm=False)
+    assert set(seen) == {(True, 20_000)}
+    assert gc.get_threshold() == before and gc.get_freeze_count() == 0
+
+
+def test_what_a_caller_has_frozen_stays_frozen(llm: LLM) -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        llm.generate("a b", SamplingParams(max_tokens=2), use_tqdm=False)
+        assert gc.get_freeze_count() > frozen // 2  # some were freed meanwhile
+    finally:
+        gc.unfreeze()
