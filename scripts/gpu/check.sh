@@ -25,7 +25,7 @@ start() {
 kernels=tests/kernels
 start attention tests/kernels_gpu
 start linear $kernels/test_triton_linear.py
-start rows $kernels/test_triton_rows.py $kernels/test_triton_elementwise.py
+start rows $kernels/test_triton_rows.py $kernels/test_triton_elementwise.py $kernels/test_triton_bench.py
 start sampling $kernels/test_triton_sampling.py $kernels/test_token_bitmask.py
 start engine tests/e2e/test_gpu_engine.py
 start embeddings tests/e2e/test_gpu_embeddings.py
