@@ -71,6 +71,7 @@ class SimulatedExecutor:
     """Runs plans in time only. ``now`` is the host's clock; the device works through what was submitted beside it."""
 
     num_cpu_blocks = 0
+    swap_block_s = 0.0
     whole_prompts = False
     num_blocks = 1 << 20
 
