@@ -239,9 +239,7 @@ class Scheduler:
         kv, waiting = self.kv, islice(self.waiting.items, len(self.free_rows))
         uncached = 1 - kv.hits / kv.queries if kv.queries else 1.0
         left = [seq.num_prefill - seq.num_computed for seq in prefills]
-        left += [
-            int(uncached * len(seq.tokens)) if seq.swapped is None else len(seq.tokens) - seq.swapped.num_computed for seq in waiting
-        ]
+        left += [int(uncached * len(seq.tokens)) if seq.swapped is None else len(seq.tokens) - seq.swapped.num_computed for seq in waiting]
         first = left[0] if left else 0
         return Line(prefills[0].num_computed if prefills else 0, first, sum(left) - first)
 

@@ -136,6 +136,7 @@ class Metrics(Collector):
             ("num_requests_waiting", "Requests that wait to run", stats.num_waiting),
             ("num_requests_swapped", "Requests that are swapped out to CPU memory", stats.num_swapped),
             ("kv_cache_usage_perc", usage_help, stats.kv_cache_usage),
+            ("cpu_cache_usage_perc", "Share of the swap space's blocks that are in use, 0 to 1", stats.cpu_cache_usage),
             ("gpu_cache_usage_perc", usage_help + " (older name)", stats.kv_cache_usage),
         ):
             gauge = GaugeMetricFamily(f"vllm:{name}", help_text, labels=["model_name"])
@@ -158,6 +159,8 @@ class Metrics(Collector):
             ("gpu_prefix_cache_queries", queries + " (older name)", stats.prefix_cache_queries),
             ("gpu_prefix_cache_hits", hits + " (older name)", stats.prefix_cache_hits),
             ("num_preemptions", "Times that a sequence lost its blocks to others", stats.num_preemptions),
+            ("swapped_out_blocks", "KV blocks moved to CPU memory", stats.num_blocks_out),
+            ("swapped_in_blocks", "KV blocks moved back from CPU memory", stats.num_blocks_in),
             ("engine_steps", "Forward passes", stats.num_steps),
         ):
             counter = CounterMetricFamily(f"vllm:{name}", help_text, labels=["model_name"])
