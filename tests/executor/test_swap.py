@@ -48,19 +48,26 @@ def test_too_much_says_what_fits() -> None:
         blocks_of(0.001)
 
 
+ON_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")])
+
+
+@pytest.mark.parametrize("where", ["cpu", ON_GPU])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("staged", [1, 3, 50])
-def test_blocks_arrive_whole(dtype: torch.dtype, staged: int) -> None:
+def test_blocks_arrive_whole(dtype: torch.dtype, staged: int, where: str) -> None:
     """Against the slow truth: a block is what all its tensors hold at its index."""
     rng = random.Random(staged)
-    caches: list[Any] = [make_kv_cache(20, 8, 2, 8, dtype, CPU) for _ in range(3)]
-    caches.append(torch.zeros(20, 2, 8, 1, 16, dtype=dtype))
+    device_type = torch.device(where)
+    caches: list[Any] = [make_kv_cache(20, 8, 2, 8, dtype, device_type) for _ in range(3)]
+    caches.append(torch.zeros(20, 2, 8, 1, 16, dtype=dtype, device=device_type))
     tensors = [t for cache in caches for t in (cache if isinstance(cache, tuple) else (cache,))]
     for tensor in tensors:
         tensor.copy_(torch.randn(tensor.shape))
     before = [t.clone() for t in tensors]
     block_bytes = sum(t[0].nbytes for t in tensors)
-    space = SwapSpace(HostMemory(30 * block_bytes, CPU), torch.empty(staged, block_bytes // 8, dtype=WORD), caches)
+    memory = HostMemory(30 * block_bytes, device_type)
+    assert memory.words.is_pinned() == (where == "cuda")
+    space = SwapSpace(memory, torch.empty(staged, block_bytes // 8, dtype=WORD, device=device_type), caches)
     assert space.num_blocks == 30 and space.block_s > 0
     assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True)), "measuring leaves the caches as they were"
 
@@ -77,6 +84,9 @@ def test_blocks_arrive_whole(dtype: torch.dtype, staged: int) -> None:
         space.move(outs, ins)
         for tensor, first in zip(tensors, before, strict=True):
             assert torch.equal(tensor, first[torch.tensor(device)])
+    words = memory.words
+    del memory, space
+    assert not words.is_pinned(), "whoever makes an engine after this one may get the same memory"
 
 
 def test_a_block_of_another_size_is_refused() -> None:
