@@ -183,6 +183,7 @@ class EngineReady(msgspec.Struct, kw_only=True, array_like=True, tag="ready"):
     device: str
     timings: dict[str, float] = {}
     max_num_seqs: int = 256
+    num_cpu_blocks: int = 0
 
 
 class EngineFailed(msgspec.Struct, kw_only=True, array_like=True, tag="failed"):

@@ -143,7 +143,12 @@ class Metrics(Collector):
             gauge.add_metric([self.model_name], value)
             yield gauge
         if self.ready is not None:
-            info = {"block_size": self.ready.block_size, "num_gpu_blocks": self.ready.num_blocks, "cache_dtype": self.ready.dtype}
+            info = {
+                "block_size": self.ready.block_size,
+                "num_gpu_blocks": self.ready.num_blocks,
+                "num_cpu_blocks": self.ready.num_cpu_blocks,
+                "cache_dtype": self.ready.dtype,
+            }
             gauge = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's settings, as labels", labels=["model_name", *info])
             gauge.add_metric([self.model_name, *map(str, info.values())], 1)
             yield gauge
