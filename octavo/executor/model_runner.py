@@ -284,13 +284,15 @@ class ModelRunner:
         return upload(tensor, tensor.dtype, self.device)
 
     def warm_up(self) -> None:
-        """Run the smallest real step on row 0 and block 0 once, so that one-time costs don't fall on the first answer."""
+        """Run the smallest real steps on row 0 and block 0, so that one-time costs don't fall on the first answer: where steps are
+        captured twice, since what comes again is captured."""
         params = TokenParams(temperature=0.0)
         count = min(4, self.max_model_len)
         init = RowInit(0, params, 0, [0] * count, [], [0])
-        self.execute(StepPlan(-1, [Advance(0, 0, count, [0] * count, (0,))], [init])).to_result()
-        if count < self.max_model_len:
-            self.execute(StepPlan(-1, [Advance(0, count, 1, None, (0,))])).to_result()
+        for _ in range(2 if self.graphs is not None and self.graphs.pool.on_gpu else 1):
+            self.execute(StepPlan(-1, [Advance(0, 0, count, [0] * count, (0,))], [init])).to_result()
+            if count < self.max_model_len:
+                self.execute(StepPlan(-1, [Advance(0, count, 1, None, (0,))])).to_result()
         self.sampler.state.clear_row(0)
 
 

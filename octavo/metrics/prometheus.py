@@ -72,6 +72,8 @@ class Metrics(Collector):
         self.ready: EngineReady | None = None
         self.first_token = Histogram(TTFT_BUCKETS, self.cells)
         self.inter_token = Histogram(TOKEN_BUCKETS, self.cells)
+        self.observe_inter_token = self.inter_token.observe
+        """(seconds, count): ``count`` tokens, each ``seconds`` after the one before it."""
         self.request_token_time = Histogram(TOKEN_BUCKETS, self.cells)
         self.e2e = Histogram(LATENCY_BUCKETS, self.cells)
         self.prompt_length = Histogram(COUNT_BUCKETS, self.cells)
@@ -96,10 +98,6 @@ class Metrics(Collector):
 
     def observe_first_token(self, seconds: float) -> None:
         self.first_token.observe(seconds)
-
-    def observe_inter_token(self, seconds: float, count: int = 1) -> None:
-        """``count`` tokens, each ``seconds`` after the one before it."""
-        self.inter_token.observe(seconds, count)
 
     def observe_finished(
         self, finish_reason: str, e2e: float, num_prompt: int, num_generation: int, decode_seconds: float | None = None

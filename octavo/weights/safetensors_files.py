@@ -1,8 +1,9 @@
-"""safetensors checkpoints, sharded or not, as a stream of tensors. Files are mapped, never read whole."""
+"""safetensors checkpoints, sharded or not, as a stream of tensors: mapped for the CPU, streamed to a GPU (streaming.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import torch
@@ -24,8 +25,9 @@ def iterate_safetensors(
         find_weights(folder, "safetensors")  # raises, and says what the folder holds
     total, done = sum(file.stat().st_size for file in files) or 1, 0
     seen: dict[str, Path] = {}
-    for file in files:
-        for name, tensor in _tensors(file):
+    source = _streamed(files, device) if torch.device(device).type == "cuda" else _mapped(files)
+    with contextlib.closing(source):
+        for name, tensor, file in source:
             if name in seen:
                 raise ModelError(f"Tensor {name} is both in {seen[name]} and in {file}.")
             seen[name] = file
@@ -40,15 +42,23 @@ def iterate_safetensors(
         progress(1.0)
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def _mapped(files: list[Path]) -> Generator[tuple[str, torch.Tensor, Path], None, None]:
     from safetensors import SafetensorError, safe_open
 
-    try:
-        with safe_open(file, framework="pt", device="cpu") as reader:
-            for name in reader.keys():  # noqa: SIM118 - not a mapping
-                yield name, reader.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} cannot be read: {error}. It is truncated or corrupt; copy or download it again.") from error
+    for file in files:
+        try:
+            with safe_open(file, framework="pt", device="cpu") as reader:
+                for name in reader.keys():  # noqa: SIM118 - not a mapping
+                    yield name, reader.get_tensor(name), file
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file} cannot be read: {error}. It is truncated or corrupt; copy or download it again.") from error
+
+
+def _streamed(files: list[Path], device: torch.device | str) -> Generator[tuple[str, torch.Tensor, Path], None, None]:
+    from octavo.weights.streaming import Stream
+
+    with contextlib.closing(Stream(files, device)) as stream:
+        yield from stream
 
 
 def _check_index(folder: Path, seen: dict[str, Path]) -> None:

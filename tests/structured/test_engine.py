@@ -152,3 +152,19 @@ def test_old_grammars_are_let_go(engine: Engine) -> None:
         engine.grammars.compile(OPTIONS + f'start: "a{i}"').result()
     assert len(engine.grammars._cache) == grammar.CACHED_GRAMMARS
     assert OPTIONS + 'start: "a0"' not in engine.grammars._cache
+
+
+@pytest.mark.parametrize("alone_s", [-1.0, 1e-9, 3600.0])
+def test_masks_are_the_same_in_one_thread_and_in_many(alone_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    from octavo.engine import grammar
+
+    grammars = grammar.Grammars()
+    grammars.set_vocabulary(VOCABULARY)
+    texts = [OPTIONS + f"start: /[a-{last}]+/" for last in "bcdefgh"]
+    matchers = [grammar.Matcher(grammars.compile(text).result()) for text in texts]
+    alone = [grammars.fill([matcher])[0].tolist() for matcher in matchers]
+    assert len({tuple(bits) for bits in alone}) == len(alone)
+    monkeypatch.setattr(grammar, "ALONE_S", alone_s)
+    for count in (0, 1, 2, 7):
+        assert grammars.fill(matchers[:count]).tolist() == alone[:count]
+    grammars.shutdown()
