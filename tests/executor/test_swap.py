@@ -81,7 +81,13 @@ def test_blocks_arrive_whole(dtype: torch.dtype, staged: int, where: str) -> Non
         ins = list(zip(rng.sample(filled, k=6), rng.sample(range(20), 6), strict=True))
         for place, block in ins:
             device[block] = host[place]
-        space.move(outs, ins)
+        if where == "cuda":  # PyTorch raises where an operation would make the host wait
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            space.move(outs, ins)
+        finally:
+            if where == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
         for tensor, first in zip(tensors, before, strict=True):
             assert torch.equal(tensor, first[torch.tensor(device)])
     words = memory.words
