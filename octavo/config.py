@@ -81,8 +81,7 @@ class CacheOptions:
     enable_prefix_caching: bool = flag(True, "Reuse the KV cache of equal prompt beginnings.")
     swap_space: float | None = flag(
         None,
-        "GiB of main memory for the KV cache of preempted sequences; 0: they are recomputed; auto (the default): 4 on a GPU (at most "
-        "a quarter of what is available), 0 on a CPU.",
+        "GiB of main memory for the KV cache of preempted sequences; 0, which auto (the default) chooses for now: they are recomputed.",
         metavar="GIB|auto",
         auto=True,
     )
