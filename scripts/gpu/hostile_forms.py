@@ -20,8 +20,7 @@ COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # What a server says that does not offer something with this model; any other refusal is a problem.
 NOT_OFFERED = re.compile(
-    r"needs a tokenizer|has no tokenizer|is not supported for this model|has no chat template|can't force calls|"
-    r"tool calls .*(off|not)|does not make embeddings|makes no embeddings|There is nothing at"
+    r"needs a tokenizer|has no tokenizer|is not supported for this model|has no chat template|can't force calls|only generates text"
 )
 
 
