@@ -28,6 +28,9 @@ start linear $kernels/test_triton_linear.py
 start rows $kernels/test_triton_rows.py $kernels/test_triton_elementwise.py $kernels/test_triton_bench.py
 start sampling $kernels/test_triton_sampling.py $kernels/test_token_bitmask.py
 start engine tests/e2e/test_gpu_engine.py
+start bfloat16 tests/e2e/test_bfloat16.py
+start syncs tests/e2e/test_gpu_syncs.py
+start swap tests/executor/test_swap.py
 start embeddings tests/e2e/test_gpu_embeddings.py
 start weights tests/weights/test_streaming.py tests/weights/test_gguf.py
 
