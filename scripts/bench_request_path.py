@@ -121,9 +121,7 @@ def first_byte_seconds(front: Front, tokens: int) -> list[float]:
     return times
 
 
-def path_seconds(
-    llm: AsyncLLM, repeat: int = 500, clock: Callable[[], float] = time.perf_counter
-) -> tuple[dict[str, list[float]], int]:
+def path_seconds(llm: AsyncLLM, repeat: int = 500, clock: Callable[[], float] = time.perf_counter) -> tuple[dict[str, list[float]], int]:
     """Seconds of each step of a chat request of some 2,000 tokens, ``repeat`` times, and how many tokens it has.
 
     The steps take turns, so that the i-th times of all are of one request.

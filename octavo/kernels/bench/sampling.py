@@ -29,9 +29,7 @@ def cases(rows: int) -> dict[str, dict[str, torch.Tensor] | None]:
     }  # fmt: skip
 
 
-def reference(
-    logits: torch.Tensor, parameters: dict[str, torch.Tensor] | None, positions: torch.Tensor, mode: int
-) -> torch.Tensor:
+def reference(logits: torch.Tensor, parameters: dict[str, torch.Tensor] | None, positions: torch.Tensor, mode: int) -> torch.Tensor:
     """The tokens as torch draws them, with no more work than the mode asks for."""
     if parameters is None:
         return logits.argmax(-1)
