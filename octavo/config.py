@@ -345,10 +345,10 @@ def size_of(text: str) -> int:
 
 
 def read_sizes(options: Any) -> None:
-    """Turn the texts of size fields (``parse="bytes"``) into bytes, as the command line does. ConfigError for what is no size."""
+    """Turn texts of whole numbers ("256M", "4k") into these, as the command line does. ConfigError for what is none."""
     for f in dataclasses.fields(options):
         value = getattr(options, f.name)
-        if f.metadata.get("parse") == "bytes" and isinstance(value, str):
+        if f.type.partition(" | ")[0] == "int" and isinstance(value, str):
             try:
                 object.__setattr__(options, f.name, size_of(value))
             except ValueError as error:

@@ -13,10 +13,10 @@ from octavo.errors import ConfigError
 @pytest.mark.parametrize(
     ("name", "value", "match"),
     [
-        ("max_model_len", "2048", "max_model_len must be an integer, got '2048'"),
+        ("max_model_len", 2048.5, "max_model_len must be an integer, got 2048.5"),
         ("max_model_len", 2048.0, "max_model_len must be an integer"),
         ("max_num_seqs", True, "max_num_seqs must be an integer, got True"),
-        ("max_num_seqs", "many", "max_num_seqs must be an integer, got 'many'"),
+        ("max_num_seqs", "many", "max_num_seqs: 'many' is not a number"),
         ("block_size", None, "block_size must be an integer, got None"),
         ("kv_cache_memory", "much", "kv_cache_memory: 'much' is not a number with an optional suffix such as 512M"),
         ("kv_cache_memory", "0.3", "kv_cache_memory: '0.3' is not a whole number"),
@@ -69,3 +69,10 @@ def test_a_token_budget_that_cannot_hold_a_whole_prompt_is_refused_rather_than_r
     with pytest.raises(ConfigError, match="at least 1004 without chunked prefill"):
         config.token_budget(1000, "cpu")
     assert EngineConfig(max_num_seqs=4, enable_chunked_prefill=False).token_budget(10000, "cpu") == 10004
+
+
+def test_every_whole_number_takes_a_suffix_from_python_too() -> None:
+    config = EngineConfig(max_model_len="4k", num_gpu_blocks_override="24", max_num_batched_tokens="auto")  # type: ignore[arg-type]
+    assert (config.max_model_len, config.num_gpu_blocks_override, config.max_num_batched_tokens) == (4000, 24, None)
+    with pytest.raises(ConfigError, match="max_model_len: 'abc' is not a number"):
+        EngineConfig(max_model_len="abc")  # type: ignore[arg-type]

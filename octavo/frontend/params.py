@@ -146,6 +146,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise RequestError("bad_words need a tokenizer, and this model was started without one.", param="bad_words")
             for word in self.bad_words:
                 bad_words.extend(tuple(ids) for ids in encode_bad_word(word) if ids)
+        self._check_allowed(bad_words, eos_token_ids)
         return TokenParams(
             n=self.n,
             max_tokens=max_tokens,
@@ -167,6 +168,20 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             prompt_logprobs=self.prompt_logprobs,
             grammar=grammar,
         )
+
+    def _check_allowed(self, bad_words: list[tuple[int, ...]], eos_token_ids: Collection[int]) -> None:
+        """RequestError if other parameters forbid all of ``allowed_token_ids``: a token must come, and it would be a forbidden one."""
+        if self.allowed_token_ids is None:
+            return
+        allowed = set(self.allowed_token_ids).difference(ids[0] for ids in bad_words if len(ids) == 1)
+        if not allowed:
+            raise RequestError("bad_words forbid all of allowed_token_ids, so nothing could be generated.", param="allowed_token_ids")
+        if self.min_tokens and allowed <= {*eos_token_ids, *(self.stop_token_ids or ())}:
+            raise RequestError(
+                f"allowed_token_ids has only tokens that end the output, and min_tokens {self.min_tokens} forbids those at first; "
+                "allow other tokens, too, or leave out min_tokens.",
+                param="allowed_token_ids",
+            )
 
     def clone(self) -> SamplingParams:
         return msgspec.structs.replace(self)

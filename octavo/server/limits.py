@@ -7,6 +7,7 @@ sent. Header size cannot be seen from an ASGI application, so it is held in the 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import socket
 import struct
@@ -23,6 +24,7 @@ from octavo.server.errors import error_body
 from octavo.server.schemas import unknown_field_hint
 
 T = TypeVar("T")
+logger = logging.getLogger("octavo.server")
 
 MAX_HEADER_SIZE = 64 * 1024  # bytes, request line and all headers together
 LINGER_S = 2.0  # how long a refused connection is still read, so that the client gets to see the answer
@@ -254,6 +256,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_write_timer()
         if self.transport is None or self.transport.is_closing():
             return
+        waits = self.transport.get_write_buffer_size()
+        logger.warning("A client does not read its answer (%s): its connection is cut off, with %d bytes unread.", self.client, waits)
         sock = self.transport.get_extra_info("socket")
         if sock is not None:  # a reset, so that the system drops its megabytes of this connection too
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -219,7 +219,7 @@ def test_any_value_is_served_or_refused(llm: LLM, field: str, value: Any) -> Non
         {"logprobs": -1},
         {"min_tokens": 10**9, "max_tokens": None},
         {"allowed_token_ids": [5], "logit_bias": {5: -100}},
-        {"allowed_token_ids": [EOS], "min_tokens": 4},
+        {"allowed_token_ids": [EOS, 5], "min_tokens": 4},
         {"bad_words": ["a", " ", "\x00", "🙂"]},
     ],
 )

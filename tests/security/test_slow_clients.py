@@ -39,8 +39,8 @@ def wait_for(condition, seconds: float) -> bool:
     return bool(condition())
 
 
-def test_who_never_reads_is_cut_off(start_server):
-    """Its request ends in the engine too; a client beside it gets everything."""
+def test_who_never_reads_is_cut_off(start_server, caplog):
+    """Its request ends in the engine too; a client beside it gets everything. The log tells it."""
     running = start_server(MockEngine(length=10**9, max_model_len=10**7), client_write_timeout=0.5)
     with ask(running.port, max_tokens=10**6, logprobs=20, n=4) as sock:
         assert wait_for(lambda: running.engine.runs, 5)
@@ -52,6 +52,7 @@ def test_who_never_reads_is_cut_off(start_server):
         with pytest.raises(ConnectionError):  # cut, not closed in good order: the answer is not complete
             while sock.recv(2**20):
                 pass
+    assert [r.levelname for r in caplog.records if "does not read its answer" in r.getMessage()] == ["WARNING"]
 
 
 def test_all_that_is_written_and_not_read_is_bounded(monkeypatch):
