@@ -152,8 +152,8 @@ def test_auto_rations_and_a_number_does_not() -> None:
         ({"itl_slo_ms": 0}, "--itl-slo-ms"),
         ({"itl_slo_ms": float("nan")}, "--itl-slo-ms"),
         ({"itl_slo_ms": 20, "enable_chunked_prefill": False}, "chunked"),
-        ({"max_num_batched_tokens": "many"}, "must be an integer"),
-        ({"block_size": "auto"}, "must be an integer"),
+        ({"max_num_batched_tokens": "many"}, "is not a number"),
+        ({"block_size": "auto"}, "is not a number"),
     ],
 )
 def test_refused(flags: dict, message: str) -> None:
