@@ -32,7 +32,7 @@ LAYERS = [
     ["distributed"],
     ["metrics"],
     ["config", "types", "log"],
-    ["hints"],
+    ["hints", "garbage"],
     ["env"],
     ["errors"],
 ]
@@ -40,7 +40,7 @@ RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 
 # Where torch must not be imported: at all, or when the module is imported (inside functions it may be).
 NEVER_TORCH = {"engine", "server"}
-LAZY_TORCH = {"frontend", "cli", "bench", "config", "types", "errors", "env", "hints", "log", "metrics", "__init__", "__main__"}
+LAZY_TORCH = {"frontend", "cli", "bench", "config", "types", "errors", "env", "garbage", "hints", "log", "metrics", "__init__", "__main__"}
 LAZY_TORCH_MODULES = {"octavo.models.config", "octavo.models.hub", "octavo.models.registry", "octavo.models", "octavo.weights"}
 HEAVY = {"torch", "transformers", "triton"}
 

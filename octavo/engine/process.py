@@ -7,7 +7,6 @@ the parent is gone and so is this process. Messages are MessagePack of the struc
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
@@ -27,6 +26,7 @@ from octavo.config import EngineConfig
 from octavo.engine.clients import Clients
 from octavo.engine.core import Engine
 from octavo.errors import OctavoError, RequestError
+from octavo.garbage import collect_rarely
 from octavo.types import (
     AbortRequest,
     EngineFailed,
@@ -186,10 +186,7 @@ def main() -> None:
     code = 0
     try:
         engine, executor, ready = _build(start, send)
-        # What start-up made lives on; collecting it again and again would cost a quarter of a large batch's host time.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(20_000, 20, 50)
+        collect_rarely()
         send(ready)
         EngineServer(engine, receive, send, executor.prepare, ready=ready, connect=connect).run()
         executor.shutdown()

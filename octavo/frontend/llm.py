@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -26,6 +24,7 @@ from octavo.frontend.output_processor import RequestOutputs
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.frontend.parts import find_model, load_model_parts
+from octavo.garbage import rare_collections
 from octavo.models.pooling import resolve_roles
 from octavo.types import GenerateRequest
 
@@ -268,27 +267,6 @@ class LLM(Embedding):
             arrival_time=time.time(),
             priority=priority,
         )
-
-
-@contextlib.contextmanager
-def rare_collections() -> Iterator[None]:
-    """While a batch runs, Python's garbage collector leaves alone what was there before, and looks at the rest less often.
-
-    Each of its full collections would walk all that torch and the caller have made, some 100 ms that no step hides; and a batch
-    makes much that lives as long as the batch. Afterwards everything is as it was. A caller who has frozen objects of their own
-    knows better, and keeps what they chose.
-    """
-    if gc.get_freeze_count():
-        yield
-        return
-    thresholds = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
 
 
 def _whole(state: RequestOutputs) -> RequestOutput:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from octavo import env
 from octavo.config import EngineConfig, ServerOptions
 from octavo.errors import ConfigError
+from octavo.garbage import collect_rarely
 from octavo.server.tls import tls_context
 
 if TYPE_CHECKING:
@@ -292,9 +292,7 @@ class _Runner:
         settings.load()
         settings.ssl = self.tls
         self.server = make_server(settings, self.on_listen or (lambda: self._announce(names, engine)))
-        gc.collect()
-        gc.freeze()  # what start-up made lives as long as the process; collections need not look at it again
-        gc.set_threshold(20_000, 20, 50)  # a thousand streams hold much that is no garbage: a sixth of their CPU time
+        collect_rarely()
         try:
             await self.server.serve(sockets=[self.sock])
         except OSError as error:  # another server began to listen after we had bound
