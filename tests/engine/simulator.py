@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
 
 from octavo.engine.core import Engine
-from octavo.engine.pace import PaceRule, rule_for
+from octavo.engine.pace import Pace, PaceRule, rule_for
 from octavo.engine.settings import SchedulerSettings
 from octavo.types import GenerateRequest, StepPlan, StepResult, TokenParams
 
@@ -75,7 +75,10 @@ CPU_135M = Device("cpu", 7 * MS, 1.05 * MS, 2e-6, 4e-8, 0.3 * MS, 1 * MS, 0.3 * 
 
 
 class SimulatedExecutor:
-    """Runs plans in time only. ``now`` is the host's clock; the device works through what was submitted beside it."""
+    """Runs plans in time only. ``now`` is the host's clock; the device works through what was submitted beside it.
+
+    ``device``: a ``Device``, or whatever has its ``captured``, ``seconds``, ``host``, ``host_eager``, ``capture`` and ``steps_ahead``.
+    """
 
     num_cpu_blocks = 0
     swap_block_s = 0.0
@@ -135,6 +138,15 @@ class Load:
     prompt: int = 512
     output: int = 256
     spread: float = 0.0  # lengths vary by this share, evenly
+    chat: bool = False  # lengths vary as chats' do: log-normally, many short and few long, and ``prompt``, ``output`` are the medians
+    intake: float = 0.0  # seconds that the server's front end takes for a request, one after another
+    way: float = 0.0  # seconds that a request and its tokens are under way besides
+
+    def lengths(self, rng: random.Random) -> tuple[int, int]:
+        """Tokens of a prompt and of its answer."""
+        if self.chat:
+            return tuple(min(4000, max(4, round(n * rng.lognormvariate(0.0, 1.0)))) for n in (self.prompt, self.output))
+        return tuple(max(1, round(n * rng.uniform(1 - self.spread, 1 + self.spread))) for n in (self.prompt, self.output))
 
 
 @dataclass
@@ -144,6 +156,7 @@ class Measured:
     ttft: list[float] = field(default_factory=list)
     tpot: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
+    e2e: list[float] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
     steps: list[tuple[int, int, float]] = field(default_factory=list)
@@ -172,8 +185,10 @@ def simulate(
     noise: float = 0.03,
     num_blocks: int = SimulatedExecutor.num_blocks,
     num_cpu_blocks: int = 0,
+    pace: Pace | None = None,
 ) -> Measured:
-    """``rule`` None: the token budget alone. ``noise``: steps vary by this share; 0 also leaves out pauses of the machine."""
+    """``rule`` None: the token budget alone. ``noise``: steps vary by this share; 0 also leaves out pauses of the machine.
+    ``pace``: one that has learnt already, of an earlier run."""
     executor = SimulatedExecutor(device, seed, noise)
     settings = SchedulerSettings(
         num_blocks=num_blocks,
@@ -187,34 +202,43 @@ def simulate(
         pace=rule,
     )
     engine = Engine.from_settings(settings, executor, clock=lambda: executor.now)
+    if pace is not None:
+        engine.scheduler.pace = pace
     rng = random.Random(seed + 1)
-    arrivals: list[float] = []
-    due = 0.0
+    arrivals: list[tuple[float, float]] = []  # when the engine gets a request, and when it was sent
+    due = ready = 0.0
+
+    def send(when: float) -> None:
+        nonlocal ready
+        ready = max(ready, when) + load.intake
+        heapq.heappush(arrivals, (ready + load.way, when))
+
     for i in range(load.requests):
         due += rng.expovariate(load.rate) if load.rate else 0.0
         if load.rate or i < load.concurrency:
-            heapq.heappush(arrivals, due)
+            send(due)
     to_send = load.requests - len(arrivals)
     sent: dict[str, float] = {}
     tokens_at: dict[str, list[float]] = defaultdict(list)
     out = Measured(engine=engine)
     while arrivals or engine.has_work():
         if not engine.has_work():
-            executor.now = max(executor.now, arrivals[0])
-        while arrivals and arrivals[0] <= executor.now:
-            when = heapq.heappop(arrivals)
+            executor.now = max(executor.now, arrivals[0][0])
+        while arrivals and arrivals[0][0] <= executor.now:
+            when = heapq.heappop(arrivals)[1]
             name = str(len(sent))
             sent[name] = when
-            prompt, output = (max(1, round(n * rng.uniform(1 - load.spread, 1 + load.spread))) for n in (load.prompt, load.output))
+            prompt, output = load.lengths(rng)
             params = TokenParams(max_tokens=output, temperature=0.0)
             engine.add_request(GenerateRequest(request_id=name, prompt_token_ids=[1] * prompt, params=params, arrival_time=when))
         for delta in engine.step():
-            tokens_at[delta.request_id].append(executor.now)
+            tokens_at[delta.request_id].append(executor.now + load.way)
             if delta.finish_reason and to_send:
                 to_send -= 1
-                heapq.heappush(arrivals, executor.now)
+                send(executor.now + load.way)
     for name, times in tokens_at.items():
         out.ttft.append(times[0] - sent[name])
+        out.e2e.append(times[-1] - sent[name])
         out.tpot.append((times[-1] - times[0]) / max(1, len(times) - 1))
         out.gaps.extend(b - a for a, b in zip(times, times[1:]))
         out.tokens += len(times)
