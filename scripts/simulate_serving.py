@@ -40,7 +40,7 @@ def padded(count: int, sizes: Iterable[int]) -> int:
 
 @dataclass(frozen=True)
 class Gpu:
-    """Seconds of a step:  linears(rows) + context · a + pairs · b + drawing rows · c + constant.
+    """Seconds of a step:  linears(rows) + context · a + pairs · b + drawing rows · c + constant + mixed if it has prompts.
 
     Linear layers run over decodes and prompts together: for few rows they wait for the weights (``weights`` + ``thin`` a row), for
     many they compute (``start`` + ``token`` a row, of which ``tiled`` is the share that full tiles take). Captured steps are padded.
@@ -54,7 +54,8 @@ class Gpu:
     pair: float  # one query-key pair of a prompt
     row: float
     constant: float
-    tiled: float = 0.5
+    mixed: float
+    tiled: float = 0.8
     host: float = 0.3 * MS
     host_eager: float = 8 * MS  # besides, to launch a step that no graph holds
     graph_tokens: tuple[int, ...] = GRAPH_TOKENS
@@ -80,7 +81,8 @@ class Gpu:
         return max(self.weights + self.thin * rows, self.start + self.token * (self.tiled * tiles + (1 - self.tiled) * rows))
 
     def formula(self, rows: int, context: int, pairs: float, drawing: int) -> float:
-        return self.linears(rows) + self.context * context + self.pair * pairs + self.row * drawing + self.constant
+        constant = self.constant + (self.mixed if pairs else 0.0)
+        return self.linears(rows) + self.context * context + self.pair * pairs + self.row * drawing + constant
 
     def seconds(self, plan: StepPlan) -> float:
         decodes = context = pairs = drawing = 0
@@ -126,8 +128,8 @@ def between(points: list[tuple[float, float]], x: float) -> float:
 
 # Pure decode at 288 tokens of context, batch 1 / 32 / 256: 4.3 / 4.9 / 10.5 ms and 0.8 / 1.2 / 4.1; prompts 43,000 and 356,000 tok/s.
 MODELS = {
-    "8b": Gpu(3.85 * MS, 0.005 * MS, 0.7 * MS, 0.0222 * MS, 147e3 / 3.9e12, 0.59e6 / 600e12, 0.0035 * MS, 0.4 * MS),
-    "0.6b": Gpu(0.4 * MS, 0.002 * MS, 0.3 * MS, 0.0023 * MS, 115e3 / 3.9e12, 0.25e6 / 500e12, 0.003 * MS, 0.35 * MS),
+    "8b": Gpu(3.85 * MS, 0.005 * MS, 0.7 * MS, 0.0222 * MS, 147e3 / 4.1e12, 0.59e6 / 600e12, 0.004 * MS, 0.45 * MS, 0.6 * MS),
+    "0.6b": Gpu(0.4 * MS, 0.002 * MS, 0.3 * MS, 0.0023 * MS, 115e3 / 3.9e12, 0.25e6 / 500e12, 0.003 * MS, 0.35 * MS, 0.2 * MS),
 }
 HTTP = {"intake": 0.3 * MS, "way": 1.5 * MS}  # some 4 ms of a TTFT at low load
 LOADS: dict[str, tuple[str, Load]] = {
@@ -154,8 +156,8 @@ def play(name: str, rule: PaceRule | None, grid: str | None = None, seed: int = 
     gpu = MODELS[model]
     if grid:
         gpu = gpu.corrected(grid)
-    warm = simulate(gpu, replace(load, requests=min(load.requests, 200)), rule, max_num_seqs=1024, seed=seed + 7, noise=noise)
-    return simulate(gpu, load, rule, max_num_seqs=1024, seed=seed, noise=noise, pace=warm.engine.scheduler.pace)
+    warm = simulate(gpu, replace(load, requests=min(load.requests, 200)), rule, max_num_seqs=1024, seed=seed + 7, noise=noise, pauses=False)
+    return simulate(gpu, load, rule, max_num_seqs=1024, seed=seed, noise=noise, pace=warm.engine.scheduler.pace, pauses=False)
 
 
 HEADING = f"{'load':16} {'rule':8} {'tok/s':>7} {'TTFT p50':>9} {'p99':>8} {'TPOT p50':>9} {'ITL p99':>8} {'max':>6} {'E2E p50':>8}"

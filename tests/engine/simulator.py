@@ -85,11 +85,11 @@ class SimulatedExecutor:
     whole_prompts = False
     num_blocks = 1 << 20
 
-    def __init__(self, device: Device, seed: int, noise: float) -> None:
+    def __init__(self, device: Device, seed: int, noise: float, pauses: bool = True) -> None:
         self.device, self.steps_ahead = device, device.steps_ahead
         self.rng, self.noise = random.Random(seed), noise
         self.now = 0.0
-        self.next_pause = 0.0
+        self.next_pause = 0.0 if noise and pauses else float("inf")
         self.idle_at = 0.0  # when the device has done all that was submitted
         self.pending: deque[tuple[float, StepResult]] = deque()
         self.seen: set[tuple[int, int]] = set()
@@ -105,7 +105,7 @@ class SimulatedExecutor:
             self.seen.add(size)
             self.now = max(self.now, self.idle_at) + device.capture * rng.uniform(0.8, 40 if len(self.seen) < 4 else 1.5)
         seconds = device.seconds(plan) * (1 + self.noise * rng.uniform(-1, 1))
-        if self.noise and self.now > self.next_pause:  # the clock sank, a neighbour woke up
+        if self.now > self.next_pause:  # the clock sank, a neighbour woke up
             seconds += rng.uniform(2, 40) * MS
             self.next_pause = self.now + rng.expovariate(0.5)
         self.idle_at = max(self.now, self.idle_at) + seconds
@@ -186,10 +186,11 @@ def simulate(
     num_blocks: int = SimulatedExecutor.num_blocks,
     num_cpu_blocks: int = 0,
     pace: Pace | None = None,
+    pauses: bool = True,
 ) -> Measured:
-    """``rule`` None: the token budget alone. ``noise``: steps vary by this share; 0 also leaves out pauses of the machine.
+    """``rule`` None: the token budget alone. ``noise``: steps vary by this share; 0 also leaves out ``pauses`` of the machine.
     ``pace``: one that has learnt already, of an earlier run."""
-    executor = SimulatedExecutor(device, seed, noise)
+    executor = SimulatedExecutor(device, seed, noise, pauses)
     settings = SchedulerSettings(
         num_blocks=num_blocks,
         block_size=16,
