@@ -67,7 +67,62 @@ def _scaled(x, w, rstd, normed, dtype: tl.constexpr):
 
 
 @triton.jit
-def _put(dest, x, mask, inverse, FP8: tl.constexpr, limit: tl.constexpr):
+def norm_weights(norm, at_a, at_b, j, in_half, in_rest, NORM: tl.constexpr, HAS_REST: tl.constexpr):
+    """A norm's weights of the channels a, b and c; anything where there is no norm, or no c."""
+    a, b, c = 1.0, 1.0, 1.0
+    if NORM:
+        a = tl.load(norm + at_a, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        b = tl.load(norm + at_b, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        if HAS_REST:
+            c = tl.load(norm + j, mask=in_rest, other=0.0).to(tl.float32)[None, :]
+    return a, b, c
+
+
+@triton.jit
+def normed_and_turned(
+    a, b, c, is_q, is_k, q_a, q_b, q_c, k_a, k_b, k_c, cos, sin, eps,
+    DIM: tl.constexpr, HAS_REST: tl.constexpr, ROPE: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """float32 (a, b, c) of some heads (a row each), normalized and rotated where they are q or k. c counts where HAS_REST."""
+    if Q_NORM or K_NORM:
+        squares = tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)
+        if HAS_REST:
+            squares += tl.sum(c * c, axis=1)
+        rstd = tl.rsqrt(squares / DIM + eps)
+        if Q_NORM:
+            a = _scaled(a, q_a, rstd, is_q, dtype)
+            b = _scaled(b, q_b, rstd, is_q, dtype)
+            if HAS_REST:
+                c = _scaled(c, q_c, rstd, is_q, dtype)
+        if K_NORM:
+            a = _scaled(a, k_a, rstd, is_k, dtype)
+            b = _scaled(b, k_b, rstd, is_k, dtype)
+            if HAS_REST:
+                c = _scaled(c, k_c, rstd, is_k, dtype)
+    if ROPE:
+        turns = (is_q | is_k)[:, None]
+        turned = a * cos - b * sin
+        b = tl.where(turns, b * cos + a * sin, b)
+        a = tl.where(turns, turned, a)
+    return a, b, c
+
+
+@triton.jit
+def channels(HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, DIM: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """(at_a, at_b, j, in_half, in_rest): a head is pairs (a, b) that turn together, then channels j that don't."""
+    i = tl.arange(0, HALF_PAD)
+    if INTERLEAVED:
+        at_a = 2 * i
+        at_b = 2 * i + 1
+    else:
+        at_a = i
+        at_b = i + HALF
+    j = 2 * HALF + tl.arange(0, REST_PAD)
+    return at_a, at_b, j, i < HALF, j < DIM
+
+
+@triton.jit
+def put(dest, x, mask, inverse, FP8: tl.constexpr, limit: tl.constexpr):
     if FP8:
         x = tl.minimum(tl.maximum(x * inverse, -limit), limit)
     tl.store(dest, x.to(dest.dtype.element_ty), mask=mask)
@@ -84,7 +139,7 @@ def _write_kv_kernel(
     ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
     FP8: tl.constexpr, FP8_LIMIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One token, BLOCK_H of its heads. A head is pairs (a, b) that turn together, then REST channels that don't."""
+    """One token, BLOCK_H of its heads."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     is_q = head < HEADS
@@ -93,15 +148,7 @@ def _write_kv_kernel(
     dtype = qkv.dtype.element_ty
 
     i = tl.arange(0, HALF_PAD)
-    if INTERLEAVED:
-        at_a = 2 * i
-        at_b = 2 * i + 1
-    else:
-        at_a = i
-        at_b = i + HALF
-    in_half = i < HALF
-    j = 2 * HALF + tl.arange(0, REST_PAD)
-    in_rest = j < DIM
+    at_a, at_b, j, in_half, in_rest = channels(HALF, HALF_PAD, REST_PAD, DIM, INTERLEAVED)
     pairs = (is_q | is_kv)[:, None] & in_half[None, :]
     rests = (is_q | is_kv)[:, None] & in_rest[None, :]
 
@@ -112,32 +159,18 @@ def _write_kv_kernel(
     row = qkv + token * qkv_stride + head[:, None] * DIM
     a = tl.load(row + at_a[None, :], mask=pairs, other=0.0).to(tl.float32)
     b = tl.load(row + at_b[None, :], mask=pairs, other=0.0).to(tl.float32)
+    c, cos, sin = 0.0, 1.0, 0.0
     if REST > 0:
         c = tl.load(row + j[None, :], mask=rests, other=0.0).to(tl.float32)
-
-    if Q_NORM or K_NORM:
-        squares = tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)
-        if REST > 0:
-            squares += tl.sum(c * c, axis=1)
-        rstd = tl.rsqrt(squares / DIM + eps)
-        if Q_NORM:
-            a = _scaled(a, tl.load(q_norm + at_a, mask=in_half, other=0.0).to(tl.float32)[None, :], rstd, is_q, dtype)
-            b = _scaled(b, tl.load(q_norm + at_b, mask=in_half, other=0.0).to(tl.float32)[None, :], rstd, is_q, dtype)
-            if REST > 0:
-                c = _scaled(c, tl.load(q_norm + j, mask=in_rest, other=0.0).to(tl.float32)[None, :], rstd, is_q, dtype)
-        if K_NORM:
-            a = _scaled(a, tl.load(k_norm + at_a, mask=in_half, other=0.0).to(tl.float32)[None, :], rstd, is_k, dtype)
-            b = _scaled(b, tl.load(k_norm + at_b, mask=in_half, other=0.0).to(tl.float32)[None, :], rstd, is_k, dtype)
-            if REST > 0:
-                c = _scaled(c, tl.load(k_norm + j, mask=in_rest, other=0.0).to(tl.float32)[None, :], rstd, is_k, dtype)
+    q_a, q_b, q_c = norm_weights(q_norm, at_a, at_b, j, in_half, in_rest, Q_NORM, REST > 0)
+    k_a, k_b, k_c = norm_weights(k_norm, at_a, at_b, j, in_half, in_rest, K_NORM, REST > 0)
     if ROPE:
         angles = cos_sin + tl.load(positions + token) * table_stride
         cos = tl.load(angles + i, mask=in_half, other=1.0)[None, :]
         sin = tl.load(angles + HALF + i, mask=in_half, other=0.0)[None, :]
-        turns = (is_q | is_k)[:, None]
-        turned = a * cos - b * sin
-        b = tl.where(turns, b * cos + a * sin, b)
-        a = tl.where(turns, turned, a)
+    a, b, c = normed_and_turned(
+        a, b, c, is_q, is_k, q_a, q_b, q_c, k_a, k_b, k_c, cos, sin, eps, DIM, REST > 0, ROPE, Q_NORM, K_NORM, dtype
+    )
 
     if ROPE or Q_NORM:
         tl.store(row + at_a[None, :], a.to(dtype), mask=pairs & is_q[:, None])
@@ -151,10 +184,18 @@ def _write_kv_kernel(
         inverse = tl.where(is_k, k_inverse, v_inverse)[:, None]
         dest = kv + (slot // BLOCK_SIZE) * kv_stride_block + (slot % BLOCK_SIZE) * kv_stride_token
         dest = dest + (side * kv_stride_side + kv_head * kv_stride_head)[:, None]
-        _put(dest + at_a[None, :], a.to(dtype).to(tl.float32), pairs & is_kv[:, None], inverse, FP8, FP8_LIMIT)
-        _put(dest + at_b[None, :], b.to(dtype).to(tl.float32), pairs & is_kv[:, None], inverse, FP8, FP8_LIMIT)
+        put(dest + at_a[None, :], a.to(dtype).to(tl.float32), pairs & is_kv[:, None], inverse, FP8, FP8_LIMIT)
+        put(dest + at_b[None, :], b.to(dtype).to(tl.float32), pairs & is_kv[:, None], inverse, FP8, FP8_LIMIT)
         if REST > 0:
-            _put(dest + j[None, :], c.to(dtype).to(tl.float32), rests & is_kv[:, None], inverse, FP8, FP8_LIMIT)
+            put(dest + j[None, :], c.to(dtype).to(tl.float32), rests & is_kv[:, None], inverse, FP8, FP8_LIMIT)
+
+
+def head_shape(dim: int, cos_sin: torch.Tensor | None) -> dict[str, int]:
+    """How a head divides into channels that turn and that don't, as constants of the kernels."""
+    rotary = dim if cos_sin is None else cos_sin.shape[1]
+    half = rotary // 2
+    rest = dim - 2 * half
+    return {"HALF": half, "HALF_PAD": triton.next_power_of_2(half), "REST": rest, "REST_PAD": triton.next_power_of_2(max(rest, 1))}
 
 
 def write_kv(
@@ -186,8 +227,6 @@ def write_kv(
     tokens, dim = positions.shape[0], kv_cache.shape[-1]
     if tokens == 0:
         return
-    rotary = dim if cos_sin is None else cos_sin.shape[1]
-    half, rest = rotary // 2, dim - 2 * (rotary // 2)
     # A decode wants many small programs, a prompt fewer, larger ones.
     block_h, warps = (max(1, 512 // dim), 2) if tokens <= 64 else (max(1, 1024 // dim), 4)
     total = num_heads + 2 * num_kv_heads
@@ -197,8 +236,7 @@ def write_kv(
         qkv.stride(0), kv_cache.stride(0), kv_cache.stride(1), kv_cache.stride(2), kv_cache.stride(3),
         0 if cos_sin is None else cos_sin.stride(0),
         eps, 1.0 / k_scale, 1.0 / v_scale),
-        HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=dim,
-        HALF=half, HALF_PAD=triton.next_power_of_2(half), REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)),
+        HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=dim, **head_shape(dim, cos_sin),
         BLOCK_SIZE=kv_cache.shape[3], BLOCK_H=triton.next_power_of_2(block_h),
         ROPE=cos_sin is not None, INTERLEAVED=interleaved and cos_sin is not None,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
