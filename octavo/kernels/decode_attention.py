@@ -13,7 +13,6 @@ Query heads wait in ``out`` meanwhile, where a pair's result comes when all prog
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -23,7 +22,6 @@ from octavo.kernels.attention_plan import ALIGN, FIELDS, DecodePlan
 from octavo.kernels.decode_config import DecodeConfig, decode_config
 from octavo.kernels.new_tokens import NewTokens, make_heads, new_arguments, new_constants, which_heads
 from octavo.kernels.triton.launch import launch, prefetch_lines
-from octavo.kernels.write_kv import channels, norm_weights
 
 LOG2_E = 1.4426950408889634
 WORKSPACE_BYTES = 64 << 20  # about, for partial results
@@ -190,26 +188,25 @@ def _decode_kernel(
         stop_begin = _first_token(tl.load(seqs + stop // KV_HEADS * FIELDS + 1), window, WINDOWED, ALIGN)
         kv_pairs = tl.where(tiles > 0, stop - first_pair, 0)  # that end here
         q_pairs = tl.where((tiles > 0) & (stop_at != stop_begin), kv_pairs + 1, kv_pairs)
-        at_a, at_b, j, in_half, in_rest = channels(HALF, HALF_PAD, REST_PAD, DIM, INTERLEAVED)
-        q_a, q_b, q_c = norm_weights(q_norm, at_a, at_b, j, in_half, in_rest, Q_NORM, REST > 0)
-        k_a, k_b, k_c = norm_weights(k_norm, at_a, at_b, j, in_half, in_rest, K_NORM, REST > 0)
-        row_pair, head, slot, cos, sin = which_heads(
-            0, first_pair, q_pairs, kv_pairs, positions, slots, cos_sin, angles_stride, KV_HEADS, GROUP, HALF, HALF_PAD, ROPE, ROWS
-        )
+        found = which_heads(
+            0, first_pair, q_pairs, kv_pairs, positions, slots, cos_sin, angles_stride, q_norm, k_norm,
+            KV_HEADS, GROUP, ROWS, DIM, HALF, HALF_PAD, REST, REST_PAD, ROPE, INTERLEAVED, Q_NORM, K_NORM,
+        )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     if FUSED:
         make_heads(
-            row_pair, head, slot, cos, sin, q, q_stride, out, out_stride, kv, q_a, q_b, q_c, k_a, k_b, k_c, eps, k_inverse, v_inverse,
+            *found, q, q_stride, out, out_stride, kv, eps, k_inverse, v_inverse,
             KV_HEADS, GROUP, DIM, HALF, HALF_PAD, REST, REST_PAD, BLOCK_SIZE, ROPE, INTERLEAVED, Q_NORM, K_NORM, FP8, FP8_LIMIT,
         )  # fmt: skip
         for block in tl.range(1, (q_pairs * (GROUP + 2) + ROWS - 1) // ROWS, num_stages=1):
-            row_pair, head, slot, cos, sin = which_heads(
-                block, first_pair, q_pairs, kv_pairs, positions, slots, cos_sin, angles_stride, KV_HEADS, GROUP, HALF, HALF_PAD, ROPE, ROWS
-            )
+            others = which_heads(
+                block, first_pair, q_pairs, kv_pairs, positions, slots, cos_sin, angles_stride, q_norm, k_norm,
+                KV_HEADS, GROUP, ROWS, DIM, HALF, HALF_PAD, REST, REST_PAD, ROPE, INTERLEAVED, Q_NORM, K_NORM,
+            )  # fmt: skip
             make_heads(
-                row_pair, head, slot, cos, sin, q, q_stride, out, out_stride, kv, q_a, q_b, q_c, k_a, k_b, k_c, eps, k_inverse, v_inverse,
+                *others, q, q_stride, out, out_stride, kv, eps, k_inverse, v_inverse,
                 KV_HEADS, GROUP, DIM, HALF, HALF_PAD, REST, REST_PAD, BLOCK_SIZE, ROPE, INTERLEAVED, Q_NORM, K_NORM, FP8, FP8_LIMIT,
             )  # fmt: skip
         tl.debug_barrier()  # all threads have stored before one of them loads

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from octavo.kernels.decode_config import DecodeConfig
-from octavo.kernels.write_kv import FP8_MAX, channels, head_shape, normed_and_turned, put
+from octavo.kernels.write_kv import FP8_MAX, channels, head_shape, heads_at_a_time, norm_weights, normed_and_turned, put
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,17 @@ class NewTokens:
 
 @triton.jit
 def which_heads(
-    block, first_pair, q_pairs, kv_pairs, positions, slots, cos_sin, table_stride,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, ROPE: tl.constexpr, ROWS: tl.constexpr,
+    block, first_pair, q_pairs, kv_pairs, positions, slots, cos_sin, angles_stride, q_norm, k_norm,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
+    ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
 ):  # fmt: skip
-    """(pair, head of the pair, slot, cos, sin) of ROWS heads: all that is known before their qkv.
+    """(pair, head of the pair, slot, cos, sin, weights of a, b and c) of ROWS heads: all that is known before their qkv.
 
     A pair is a sequence and a KV head. From ``first_pair`` on, every pair has GROUP query heads, a K and a V, in this order; those
     of the first ``q_pairs`` and ``kv_pairs`` are asked for. A head that is not has a number below 0.
     """
-    i = tl.arange(0, HALF_PAD)
+    at_a, at_b, j, in_half, in_rest = channels(HALF, HALF_PAD, REST_PAD, DIM, INTERLEAVED)
     item = block * ROWS + tl.arange(0, ROWS)
     nth = item // (GROUP + 2)
     head = item % (GROUP + 2)
@@ -46,16 +48,22 @@ def which_heads(
     slot = tl.load(slots + seq, mask=head >= GROUP, other=-1)
     cos, sin = 1.0, 0.0
     if ROPE:
+        i = tl.arange(0, HALF_PAD)
         turns = (head >= 0) & (head <= GROUP)
-        angles = cos_sin + (tl.load(positions + seq, mask=turns, other=0) * table_stride)[:, None] + i[None, :]
-        cos = tl.load(angles, mask=turns[:, None] & (i < HALF)[None, :], other=1.0)
-        sin = tl.load(angles + HALF, mask=turns[:, None] & (i < HALF)[None, :], other=0.0)
-    return pair, head, slot, cos, sin
+        angles = cos_sin + (tl.load(positions + seq, mask=turns, other=0) * angles_stride)[:, None] + i[None, :]
+        cos = tl.load(angles, mask=turns[:, None] & in_half[None, :], other=1.0)
+        sin = tl.load(angles + HALF, mask=turns[:, None] & in_half[None, :], other=0.0)
+    w_a = norm_weights(q_norm, k_norm, head == GROUP, at_a, in_half, Q_NORM, K_NORM)
+    w_b = norm_weights(q_norm, k_norm, head == GROUP, at_b, in_half, Q_NORM, K_NORM)
+    w_c = 1.0
+    if REST > 0:
+        w_c = norm_weights(q_norm, k_norm, head == GROUP, j, in_rest, Q_NORM, K_NORM)
+    return pair, head, slot, cos, sin, w_a, w_b, w_c
 
 
 @triton.jit
 def make_heads(
-    pair, head, slot, cos, sin, qkv, qkv_stride, q_out, q_out_stride, kv, q_a, q_b, q_c, k_a, k_b, k_c, eps, k_inverse, v_inverse,
+    pair, head, slot, cos, sin, w_a, w_b, w_c, qkv, qkv_stride, q_out, q_out_stride, kv, eps, k_inverse, v_inverse,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr, FP8: tl.constexpr, FP8_LIMIT: tl.constexpr,
@@ -77,9 +85,7 @@ def make_heads(
     c = 0.0
     if REST > 0:
         c = tl.load(row + j[None, :], mask=rests, other=0.0).to(tl.float32)
-    a, b, c = normed_and_turned(
-        a, b, c, is_q, is_k, q_a, q_b, q_c, k_a, k_b, k_c, cos, sin, eps, DIM, REST > 0, ROPE, Q_NORM, K_NORM, dtype
-    )
+    a, b, c = normed_and_turned(a, b, c, is_q, is_k, w_a, w_b, w_c, cos, sin, eps, DIM, REST > 0, ROPE, Q_NORM, K_NORM, dtype)
 
     dest = (q_out + seq * q_out_stride + q_head * DIM)[:, None]
     tl.store(dest + at_a[None, :], a.to(dtype), mask=pairs & is_q[:, None])
@@ -106,12 +112,11 @@ def new_arguments(new: NewTokens | None, k_scale: float, v_scale: float, fresh_p
 
 
 def new_constants(new: NewTokens | None, dim: int, config: DecodeConfig, cache_dtype: torch.dtype) -> dict[str, Any]:
-    """ROWS: heads that are made at a time, 16 numbers a thread."""
     if new is None:
         return _NOTHING_NEW
     rotates = new.cos_sin is not None
     return {
-        "FUSED": True, "ROWS": max(4, 512 * config.num_warps // triton.next_power_of_2(dim)), **head_shape(dim, new.cos_sin),
+        "FUSED": True, "ROWS": heads_at_a_time(dim, config.num_warps), **head_shape(dim, new.cos_sin),
         "ROPE": rotates, "INTERLEAVED": new.interleaved and rotates, "Q_NORM": new.q_norm is not None, "K_NORM": new.k_norm is not None,
         "FP8": cache_dtype.itemsize == 1, "FP8_LIMIT": FP8_MAX,
     }  # fmt: skip

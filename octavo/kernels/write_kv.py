@@ -62,25 +62,25 @@ def _rotate(x: torch.Tensor, table: torch.Tensor, interleaved: bool) -> torch.Te
 @triton.jit
 def _scaled(x, w, rstd, normed, dtype: tl.constexpr):
     """RMSNorm with the roundings of the reference: to dtype before the weight and after it. Rows not ``normed`` pass."""
-    y = (x * rstd[:, None]).to(dtype).to(tl.float32) * w
+    y = (x * rstd[:, None]).to(dtype).to(tl.float32) * w.to(tl.float32)
     return tl.where(normed[:, None], y.to(dtype).to(tl.float32), x)
 
 
 @triton.jit
-def norm_weights(norm, at_a, at_b, j, in_half, in_rest, NORM: tl.constexpr, HAS_REST: tl.constexpr):
-    """A norm's weights of the channels a, b and c; anything where there is no norm, or no c."""
-    a, b, c = 1.0, 1.0, 1.0
-    if NORM:
-        a = tl.load(norm + at_a, mask=in_half, other=0.0).to(tl.float32)[None, :]
-        b = tl.load(norm + at_b, mask=in_half, other=0.0).to(tl.float32)[None, :]
-        if HAS_REST:
-            c = tl.load(norm + j, mask=in_rest, other=0.0).to(tl.float32)[None, :]
-    return a, b, c
+def norm_weights(q_norm, k_norm, is_k, at, inside, Q_NORM: tl.constexpr, K_NORM: tl.constexpr):
+    """Of the norm that each head (a row) has, those of the channels ``at``."""
+    w = 1.0
+    if Q_NORM:
+        w = tl.load(q_norm + at, mask=inside, other=0.0)[None, :]
+    if K_NORM:
+        k = tl.load(k_norm + at, mask=inside, other=0.0)[None, :]
+        w = tl.where(is_k[:, None], k, w) if Q_NORM else k
+    return w
 
 
 @triton.jit
 def normed_and_turned(
-    a, b, c, is_q, is_k, q_a, q_b, q_c, k_a, k_b, k_c, cos, sin, eps,
+    a, b, c, is_q, is_k, w_a, w_b, w_c, cos, sin, eps,
     DIM: tl.constexpr, HAS_REST: tl.constexpr, ROPE: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     """float32 (a, b, c) of some heads (a row each), normalized and rotated where they are q or k. c counts where HAS_REST."""
@@ -89,16 +89,11 @@ def normed_and_turned(
         if HAS_REST:
             squares += tl.sum(c * c, axis=1)
         rstd = tl.rsqrt(squares / DIM + eps)
-        if Q_NORM:
-            a = _scaled(a, q_a, rstd, is_q, dtype)
-            b = _scaled(b, q_b, rstd, is_q, dtype)
-            if HAS_REST:
-                c = _scaled(c, q_c, rstd, is_q, dtype)
-        if K_NORM:
-            a = _scaled(a, k_a, rstd, is_k, dtype)
-            b = _scaled(b, k_b, rstd, is_k, dtype)
-            if HAS_REST:
-                c = _scaled(c, k_c, rstd, is_k, dtype)
+        normed = (is_q & Q_NORM) | (is_k & K_NORM)
+        a = _scaled(a, w_a, rstd, normed, dtype)
+        b = _scaled(b, w_b, rstd, normed, dtype)
+        if HAS_REST:
+            c = _scaled(c, w_c, rstd, normed, dtype)
     if ROPE:
         turns = (is_q | is_k)[:, None]
         turned = a * cos - b * sin
@@ -159,18 +154,17 @@ def _write_kv_kernel(
     row = qkv + token * qkv_stride + head[:, None] * DIM
     a = tl.load(row + at_a[None, :], mask=pairs, other=0.0).to(tl.float32)
     b = tl.load(row + at_b[None, :], mask=pairs, other=0.0).to(tl.float32)
-    c, cos, sin = 0.0, 1.0, 0.0
+    c, w_c, cos, sin = 0.0, 1.0, 1.0, 0.0
+    w_a = norm_weights(q_norm, k_norm, is_k, at_a, in_half, Q_NORM, K_NORM)
+    w_b = norm_weights(q_norm, k_norm, is_k, at_b, in_half, Q_NORM, K_NORM)
     if REST > 0:
         c = tl.load(row + j[None, :], mask=rests, other=0.0).to(tl.float32)
-    q_a, q_b, q_c = norm_weights(q_norm, at_a, at_b, j, in_half, in_rest, Q_NORM, REST > 0)
-    k_a, k_b, k_c = norm_weights(k_norm, at_a, at_b, j, in_half, in_rest, K_NORM, REST > 0)
+        w_c = norm_weights(q_norm, k_norm, is_k, j, in_rest, Q_NORM, K_NORM)
     if ROPE:
         angles = cos_sin + tl.load(positions + token) * table_stride
         cos = tl.load(angles + i, mask=in_half, other=1.0)[None, :]
         sin = tl.load(angles + HALF + i, mask=in_half, other=0.0)[None, :]
-    a, b, c = normed_and_turned(
-        a, b, c, is_q, is_k, q_a, q_b, q_c, k_a, k_b, k_c, cos, sin, eps, DIM, REST > 0, ROPE, Q_NORM, K_NORM, dtype
-    )
+    a, b, c = normed_and_turned(a, b, c, is_q, is_k, w_a, w_b, w_c, cos, sin, eps, DIM, REST > 0, ROPE, Q_NORM, K_NORM, dtype)
 
     if ROPE or Q_NORM:
         tl.store(row + at_a[None, :], a.to(dtype), mask=pairs & is_q[:, None])
@@ -188,6 +182,11 @@ def _write_kv_kernel(
         put(dest + at_b[None, :], b.to(dtype).to(tl.float32), pairs & is_kv[:, None], inverse, FP8, FP8_LIMIT)
         if REST > 0:
             put(dest + j[None, :], c.to(dtype).to(tl.float32), rests & is_kv[:, None], inverse, FP8, FP8_LIMIT)
+
+
+def heads_at_a_time(dim: int, warps: int) -> int:
+    """Heads for ``warps`` warps. Alike for each, so that a head's squares are added up in the same order by whoever makes it."""
+    return triton.next_power_of_2(max(1, 256 * warps // dim))
 
 
 def head_shape(dim: int, cos_sin: torch.Tensor | None) -> dict[str, int]:
@@ -228,7 +227,8 @@ def write_kv(
     if tokens == 0:
         return
     # A decode wants many small programs, a prompt fewer, larger ones.
-    block_h, warps = (max(1, 512 // dim), 2) if tokens <= 64 else (max(1, 1024 // dim), 4)
+    warps = 2 if tokens <= 64 else 4
+    block_h = heads_at_a_time(dim, warps)
     total = num_heads + 2 * num_kv_heads
     launch(
         _write_kv_kernel, (tokens, triton.cdiv(total, block_h)),
@@ -237,7 +237,7 @@ def write_kv(
         0 if cos_sin is None else cos_sin.stride(0),
         eps, 1.0 / k_scale, 1.0 / v_scale),
         HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=dim, **head_shape(dim, cos_sin),
-        BLOCK_SIZE=kv_cache.shape[3], BLOCK_H=triton.next_power_of_2(block_h),
+        BLOCK_SIZE=kv_cache.shape[3], BLOCK_H=block_h,
         ROPE=cos_sin is not None, INTERLEAVED=interleaved and cos_sin is not None,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
         FP8=kv_cache.dtype.itemsize == 1, FP8_LIMIT=FP8_MAX, PDL=pdl,
