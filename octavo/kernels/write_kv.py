@@ -96,9 +96,10 @@ def normed_and_turned(
             c = _scaled(c, w_c, rstd, normed, dtype)
     if ROPE:
         turns = (is_q | is_k)[:, None]
-        turned = a * cos - b * sin
-        b = tl.where(turns, b * cos + a * sin, b)
-        a = tl.where(turns, turned, a)
+        # fused by hand: what a compiler fuses may differ from kernel to kernel
+        across, along = b * sin, a * sin
+        a = tl.where(turns, tl.fma(a, tl.broadcast_to(cos, a.shape), -across), a)
+        b = tl.where(turns, tl.fma(b, tl.broadcast_to(cos, b.shape), along), b)
     return a, b, c
 
 
