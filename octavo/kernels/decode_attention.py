@@ -188,7 +188,8 @@ def _decode_kernel(
         stop_begin = _first_token(tl.load(seqs + stop // KV_HEADS * FIELDS + 1), window, WINDOWED, ALIGN)
         kv_pairs = tl.where(tiles > 0, stop - first_pair, 0)  # that end here
         q_pairs = tl.where((tiles > 0) & (stop_at != stop_begin), kv_pairs + 1, kv_pairs)
-        found = which_heads(
+        heads_here = kv_pairs * (GROUP + 2) + (q_pairs - kv_pairs) * GROUP
+        of_pair, of_head, to_slot, cos, sin, w_a, w_b, w_c = which_heads(
             0, first_pair, q_pairs, kv_pairs, positions, slots, cos_sin, angles_stride, q_norm, k_norm,
             KV_HEADS, GROUP, ROWS, DIM, HALF, HALF_PAD, REST, REST_PAD, ROPE, INTERLEAVED, Q_NORM, K_NORM,
         )  # fmt: skip
@@ -197,16 +198,16 @@ def _decode_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     if FUSED:
         make_heads(
-            *found, q, q_stride, out, out_stride, kv, eps, k_inverse, v_inverse,
+            of_pair, of_head, to_slot, cos, sin, w_a, w_b, w_c, q, q_stride, out, out_stride, kv, eps, k_inverse, v_inverse,
             KV_HEADS, GROUP, DIM, HALF, HALF_PAD, REST, REST_PAD, BLOCK_SIZE, ROPE, INTERLEAVED, Q_NORM, K_NORM, FP8, FP8_LIMIT,
         )  # fmt: skip
-        for block in tl.range(1, (q_pairs * (GROUP + 2) + ROWS - 1) // ROWS, num_stages=1):
-            others = which_heads(
+        for block in tl.range(1, (heads_here + ROWS - 1) // ROWS, num_stages=1):
+            of_pair, of_head, to_slot, cos, sin, w_a, w_b, w_c = which_heads(
                 block, first_pair, q_pairs, kv_pairs, positions, slots, cos_sin, angles_stride, q_norm, k_norm,
                 KV_HEADS, GROUP, ROWS, DIM, HALF, HALF_PAD, REST, REST_PAD, ROPE, INTERLEAVED, Q_NORM, K_NORM,
             )  # fmt: skip
             make_heads(
-                *others, q, q_stride, out, out_stride, kv, eps, k_inverse, v_inverse,
+                of_pair, of_head, to_slot, cos, sin, w_a, w_b, w_c, q, q_stride, out, out_stride, kv, eps, k_inverse, v_inverse,
                 KV_HEADS, GROUP, DIM, HALF, HALF_PAD, REST, REST_PAD, BLOCK_SIZE, ROPE, INTERLEAVED, Q_NORM, K_NORM, FP8, FP8_LIMIT,
             )  # fmt: skip
         tl.debug_barrier()  # all threads have stored before one of them loads

@@ -46,18 +46,19 @@ def which_heads(
     pair = first_pair + tl.where(head >= 0, nth, 0)
     seq = pair // KV_HEADS
     slot = tl.load(slots + seq, mask=head >= GROUP, other=-1)
-    cos, sin = 1.0, 0.0
+    cos = tl.zeros([1, 1], tl.float32)  # the same kind of thing from block to block, whether needed or not
+    sin, w_a, w_b, w_c = cos, cos, cos, cos
     if ROPE:
         i = tl.arange(0, HALF_PAD)
         turns = (head >= 0) & (head <= GROUP)
         angles = cos_sin + (tl.load(positions + seq, mask=turns, other=0) * angles_stride)[:, None] + i[None, :]
         cos = tl.load(angles, mask=turns[:, None] & in_half[None, :], other=1.0)
         sin = tl.load(angles + HALF, mask=turns[:, None] & in_half[None, :], other=0.0)
-    w_a = norm_weights(q_norm, k_norm, head == GROUP, at_a, in_half, Q_NORM, K_NORM)
-    w_b = norm_weights(q_norm, k_norm, head == GROUP, at_b, in_half, Q_NORM, K_NORM)
-    w_c = 1.0
-    if REST > 0:
-        w_c = norm_weights(q_norm, k_norm, head == GROUP, j, in_rest, Q_NORM, K_NORM)
+    if Q_NORM or K_NORM:
+        w_a = norm_weights(q_norm, k_norm, head == GROUP, at_a, in_half, Q_NORM, K_NORM)
+        w_b = norm_weights(q_norm, k_norm, head == GROUP, at_b, in_half, Q_NORM, K_NORM)
+        if REST > 0:
+            w_c = norm_weights(q_norm, k_norm, head == GROUP, j, in_rest, Q_NORM, K_NORM)
     return pair, head, slot, cos, sin, w_a, w_b, w_c
 
 

@@ -68,14 +68,16 @@ def _scaled(x, w, rstd, normed, dtype: tl.constexpr):
 
 @triton.jit
 def norm_weights(q_norm, k_norm, is_k, at, inside, Q_NORM: tl.constexpr, K_NORM: tl.constexpr):
-    """Of the norm that each head (a row) has, those of the channels ``at``."""
-    w = 1.0
-    if Q_NORM:
-        w = tl.load(q_norm + at, mask=inside, other=0.0)[None, :]
-    if K_NORM:
-        k = tl.load(k_norm + at, mask=inside, other=0.0)[None, :]
-        w = tl.where(is_k[:, None], k, w) if Q_NORM else k
-    return w
+    """Of the norm that each head (a row) has, those of the channels ``at``. Loaded as they are used, a row each: what several rows
+    share would have to go through shared memory."""
+    if Q_NORM and K_NORM:
+        norm = tl.where(is_k, k_norm, q_norm)
+    elif Q_NORM:
+        norm = q_norm + tl.where(is_k, 0, 0)
+    else:
+        norm = k_norm + tl.where(is_k, 0, 0)
+    at = norm[:, None] + at[None, :]
+    return tl.load(at, mask=tl.broadcast_to(inside[None, :], at.shape), other=0.0)
 
 
 @triton.jit
@@ -151,20 +153,24 @@ def _write_kv_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    if ROPE:
+        position = tl.load(positions + token)
     slot = tl.load(slots + token)
     row = qkv + token * qkv_stride + head[:, None] * DIM
     a = tl.load(row + at_a[None, :], mask=pairs, other=0.0).to(tl.float32)
     b = tl.load(row + at_b[None, :], mask=pairs, other=0.0).to(tl.float32)
-    c, w_c, cos, sin = 0.0, 1.0, 1.0, 0.0
-    w_a = norm_weights(q_norm, k_norm, is_k, at_a, in_half, Q_NORM, K_NORM)
-    w_b = norm_weights(q_norm, k_norm, is_k, at_b, in_half, Q_NORM, K_NORM)
+    c, w_a, w_b, w_c, cos, sin = 0.0, 1.0, 1.0, 1.0, 1.0, 0.0
     if REST > 0:
         c = tl.load(row + j[None, :], mask=rests, other=0.0).to(tl.float32)
-        w_c = norm_weights(q_norm, k_norm, is_k, j, in_rest, Q_NORM, K_NORM)
+    if Q_NORM or K_NORM:
+        w_a = norm_weights(q_norm, k_norm, is_k, at_a, in_half, Q_NORM, K_NORM)
+        w_b = norm_weights(q_norm, k_norm, is_k, at_b, in_half, Q_NORM, K_NORM)
+        if REST > 0:
+            w_c = norm_weights(q_norm, k_norm, is_k, j, in_rest, Q_NORM, K_NORM)
     if ROPE:
-        angles = cos_sin + tl.load(positions + token) * table_stride
-        cos = tl.load(angles + i, mask=in_half, other=1.0)[None, :]
-        sin = tl.load(angles + HALF + i, mask=in_half, other=0.0)[None, :]
+        angles = cos_sin + position * table_stride + tl.where(is_k, 0, 0)[:, None] + i[None, :]  # a row each, too
+        cos = tl.load(angles, mask=pairs, other=1.0)
+        sin = tl.load(angles + HALF, mask=pairs, other=0.0)
     a, b, c = normed_and_turned(a, b, c, is_q, is_k, w_a, w_b, w_c, cos, sin, eps, DIM, REST > 0, ROPE, Q_NORM, K_NORM, dtype)
 
     if ROPE or Q_NORM:
