@@ -79,10 +79,12 @@ class CacheOptions:
     )
     num_gpu_blocks_override: int | None = flag(None, "Number of KV blocks, whatever memory says (for tests).", metavar="BLOCKS")
     enable_prefix_caching: bool = flag(True, "Reuse the KV cache of equal prompt beginnings.")
-    swap_space: float = flag(
-        4.0,
-        "GiB of CPU memory per GPU for swapped-out sequences. (The swap tier is not built yet: preempted sequences are recomputed.)",
-        metavar="GIB",
+    swap_space: float | None = flag(
+        None,
+        "GiB of main memory for the KV cache of preempted sequences; 0: they are recomputed; auto (the default): 4 on a GPU (at most "
+        "a quarter of what is available), 0 on a CPU.",
+        metavar="GIB|auto",
+        auto=True,
     )
 
 
@@ -151,7 +153,7 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
                 raise ConfigError(f"--itl-slo-ms must be a number of milliseconds above 0, got {self.itl_slo_ms}.")
             if not self.enable_chunked_prefill:
                 raise ConfigError("--itl-slo-ms needs chunked prefill, to split prompts; leave out --no-enable-chunked-prefill.")
-        if not 0 <= self.swap_space < float("inf"):
+        if self.swap_space is not None and not 0 <= self.swap_space < float("inf"):
             raise ConfigError(f"--swap-space must be a number of GiB, at least 0, got {self.swap_space}.")
         _ = self.runner_asked, self.pooler_options  # they raise for what cannot be
         if self.quantization not in (None, "none"):

@@ -146,7 +146,7 @@ class EngineStats(msgspec.Struct, kw_only=True, array_like=True):
 
     num_running: int = 0
     num_waiting: int = 0
-    num_swapped: int = 0
+    num_swapped: int = 0  # of those that wait and are not in num_waiting: swapped out to CPU memory
     kv_cache_usage: float = 0.0  # 0..1 of blocks held by live sequences
     num_preemptions: int = 0
     prefix_cache_queries: int = 0  # tokens
@@ -154,6 +154,9 @@ class EngineStats(msgspec.Struct, kw_only=True, array_like=True):
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_steps: int = 0
+    cpu_cache_usage: float = 0.0  # 0..1 of CPU blocks held by swapped-out sequences
+    num_blocks_out: int = 0  # blocks swapped out
+    num_blocks_in: int = 0  # blocks swapped in
 
 
 class StepOutputs(msgspec.Struct, kw_only=True, array_like=True, tag="outputs"):
@@ -180,6 +183,7 @@ class EngineReady(msgspec.Struct, kw_only=True, array_like=True, tag="ready"):
     device: str
     timings: dict[str, float] = {}
     max_num_seqs: int = 256
+    num_cpu_blocks: int = 0
 
 
 class EngineFailed(msgspec.Struct, kw_only=True, array_like=True, tag="failed"):
@@ -265,7 +269,7 @@ class BlockAppend:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One forward pass. Executed in this order: copies, row_inits, block_appends, forward, sampling.
+    """One forward pass. Executed in this order: swap_outs, swap_ins, copies, row_inits, block_appends, forward, sampling.
 
     ``advances`` holds those with count == 1 first (decodes), so that kernels may split the batch there.
     A row not named in ``advances`` is left as it is.
@@ -332,11 +336,13 @@ class Executor(Protocol):
 
     ``steps_ahead`` says how many steps may be submitted before the oldest is collected: 0 means that ``submit`` does
     the work and ``collect`` returns at once (CPU), 1 means one step ahead (GPU).
+    ``num_cpu_blocks``: blocks of CPU memory for ``swap_outs``; ``swap_block_s``: seconds that one takes, there or back.
     """
 
     steps_ahead: int
     num_blocks: int
     num_cpu_blocks: int
+    swap_block_s: float
     whole_prompts: bool  # it has no KV cache, so each prompt is run in one step (encoders)
 
     def submit(self, plan: StepPlan) -> None: ...

@@ -45,6 +45,7 @@ def test_refused(name: str, value: Any, match: str) -> None:
 
 def test_an_integer_is_a_number() -> None:
     assert EngineConfig(swap_space=2, gpu_memory_utilization=1).swap_space == 2
+    assert EngineConfig(swap_space="auto").swap_space is EngineConfig().swap_space is None  # type: ignore[arg-type]
 
 
 def test_a_token_budget_that_cannot_hold_a_whole_prompt_is_refused_rather_than_raised() -> None:

@@ -54,6 +54,11 @@ def parse_float(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
+def parse_float_or_auto(text: str) -> float | None:
+    """Like parse_float; ``"auto"`` -> None."""
+    return None if text == "auto" else parse_float(text)
+
+
 class Toggle(argparse.Action):
     """``--enable-x`` and ``--no-enable-x``; for a field ``disable_x``, ``--enable-x`` means its opposite."""
 
@@ -154,11 +159,12 @@ def _add_field(group: Any, field: dataclasses.Field[Any], annotation: Any) -> No
         kwargs["metavar"] = meta.get("metavar") or "{" + ",".join(map(str, meta["choices"])) + "}"
     else:
         kwargs["metavar"] = meta.get("metavar") or _METAVARS[base]
-    group.add_argument(*names, type=parse_size_or_auto if meta.get("auto") else _CONVERTERS[base], **kwargs)
+    group.add_argument(*names, type=(_CONVERTERS_OR_AUTO if meta.get("auto") else _CONVERTERS)[base], **kwargs)
 
 
 # Every whole number takes a suffix: it is as useful for tokens (--max-model-len 32k) as for bytes.
 _CONVERTERS: dict[Any, Any] = {int: parse_size, float: parse_float, str: str}
+_CONVERTERS_OR_AUTO: dict[Any, Any] = {int: parse_size_or_auto, float: parse_float_or_auto}
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
 parse_size.__name__ = parse_size_or_auto.__name__ = "number"  # argparse names the converter in its messages
 

@@ -41,7 +41,12 @@ class Engine:
             settings = SchedulerSettings.for_encoder(config, max_model_len=max_model_len, device_type=device_type)
         else:
             settings = SchedulerSettings.from_config(
-                config, num_blocks=executor.num_blocks, max_model_len=max_model_len, device_type=device_type
+                config,
+                num_blocks=executor.num_blocks,
+                max_model_len=max_model_len,
+                device_type=device_type,
+                num_cpu_blocks=executor.num_cpu_blocks,
+                swap_block_s=executor.swap_block_s,
             )
         self._start(settings, executor)
 

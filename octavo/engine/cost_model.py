@@ -41,6 +41,7 @@ class StepWork:
     prompt_tokens: int = 0  # tokens of prompts, in chunks
     pairs: float = 0.0  # query-key pairs of the chunks: see pairs_of
     rows: int = 0  # rows that draw a token
+    moves: int = 0  # blocks swapped out and in
 
 
 def pairs_of(start: int, count: int) -> float:
@@ -117,7 +118,9 @@ class CostModel:
         return self.prompt.predict((0.0, 0.0, work.rows, work.context, 1.0))
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        """Learn that a step took ``seconds`` (> 0)."""
+        """Learn that a step took ``seconds`` (> 0). One that also moved blocks is left out: no feature stands for that."""
+        if work.moves:
+            return
         if not work.prompt_tokens:
             self.decode.observe((work.rows, work.context, 1.0), seconds)
         elif self.prompt.observe((work.prompt_tokens, work.pairs, work.rows, work.context, 1.0), seconds):

@@ -9,17 +9,19 @@ from __future__ import annotations
 from octavo.engine.block_pool import BlockPool
 from octavo.engine.prefix_cache import PrefixCache
 from octavo.engine.request import NEVER, Sequence
+from octavo.engine.swap_tier import AWAY, SwapTier
 from octavo.types import BlockAppend, StepPlan
 
 
 class KVManager:
-    """Owns the block pool and the prefix cache. ``queries`` and ``hits`` count prompt tokens looked up and found."""
+    """Owns the block pool, the prefix cache and the swap tier. ``queries`` and ``hits`` count prompt tokens looked up and found."""
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True) -> None:
+    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True, swap: SwapTier | None = None) -> None:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(num_blocks, block_size)
+        self.swap = swap or SwapTier(0, 0.0)
         self.queries = 0
         self.hits = 0
         self._step = 0
@@ -36,6 +38,7 @@ class KVManager:
     def begin_step(self, step: int) -> None:
         self._step = step
         self.pool.begin_step(step)
+        self.swap.begin_step(step)
 
     # -- admission ------------------------------------------------------------------------------------------------------
 
@@ -43,8 +46,11 @@ class KVManager:
         """Blocks of the longest cached prefix of the known tokens, the last token left out.
 
         That one must be run again, because only a run gives logits. A prompt whose own log-probabilities are asked for,
-        or the mean of its hidden states, must be run whole.
+        or the mean of its hidden states, must be run whole. Of a swapped-out sequence: all blocks that it had computed something
+        of, AWAY for those that must be brought in.
         """
+        if seq.swapped is not None and (blocks := self._find_swapped(seq)) is not None:
+            return blocks
         if not self.prefix_caching:
             return []
         if seq.generation != self.cache.generation:
@@ -59,21 +65,58 @@ class KVManager:
     def fits(self, seq: Sequence, cached: list[int], reserve: int) -> bool:
         """Whether all known tokens get their blocks with ``reserve`` free ones left over. Changes nothing."""
         pool = self.pool
-        idle = sum(1 for block in cached if pool.is_free(block))
-        return self.blocks_for(len(seq.tokens)) - len(cached) + reserve <= pool.num_free - idle
+        hits = idle = 0
+        for block in cached:
+            if block != AWAY:
+                hits += 1
+                idle += pool.is_free(block)
+        return self.blocks_for(len(seq.tokens)) - hits + reserve <= pool.num_free - idle
+
+    def start_of(self, seq: Sequence, cached: list[int]) -> int:
+        """The first position to run, if ``seq`` is admitted with ``cached`` (from ``find_cached``)."""
+        return len(cached) * self.block_size if seq.swapped is None else seq.swapped.num_computed
 
     def admit(self, seq: Sequence, cached: list[int]) -> None:
         """Give the sequence blocks for all its known tokens, ``cached`` (from ``find_cached``) first."""
         pool = self.pool
         for block in cached:  # before any allocation, which might evict them
-            pool.ref(block)
-        seq.blocks = cached + [self._allocate() for _ in range(self.blocks_for(len(seq.tokens)) - len(cached))]
-        seq.writable = len(seq.blocks) * self.block_size
-        seq.num_computed = len(cached) * self.block_size
+            if block != AWAY:
+                pool.ref(block)
+        seq.num_computed = self.start_of(seq, cached)
         seq.num_prefill = len(seq.tokens)
         seq.num_published = len(cached)
-        seq.publish_at = seq.num_computed + self.block_size if self.prefix_caching else NEVER
+        seq.blocks = cached + [self._allocate() for _ in range(self.blocks_for(len(seq.tokens)) - len(cached))]
+        if seq.swapped is not None:
+            self._bring_in(seq, len(cached))
+        seq.writable = len(seq.blocks) * self.block_size
+        seq.publish_at = (seq.num_published + 1) * self.block_size if self.prefix_caching else NEVER
         self._count_lookup(seq)
+
+    def _find_swapped(self, seq: Sequence) -> list[int] | None:
+        """What ``find_cached`` answers for a swapped-out sequence; None, and it must be recomputed, if a block that it left to the
+        prefix cache is gone. Blocks whose tokens the cache has need not be brought in, whoever computed them."""
+        swapped = seq.swapped
+        assert swapped is not None
+        blocks = [AWAY] * (swapped.left + len(swapped.blocks))
+        if self.prefix_caching and seq.generation == self.cache.generation:
+            full = swapped.num_computed // self.block_size
+            self.cache.extend_hashes(seq.hashes, seq.tokens, full, seq.request.cache_salt)
+            for i in range(full):
+                blocks[i] = self.cache.block_of(seq.hashes[i], AWAY)
+        if AWAY in blocks[: swapped.left]:
+            self.swap.drop(seq)
+            return None
+        return blocks
+
+    def _bring_in(self, seq: Sequence, count: int) -> None:
+        """Find room for those of a swapped-out sequence's first ``count`` blocks that are AWAY. The full ones can then be published."""
+        blocks = seq.blocks
+        for i in range(count):
+            if blocks[i] == AWAY:
+                seq.num_published = min(seq.num_published, i)
+                blocks[i] = self._allocate()
+                self.swap.bring(seq, i, blocks[i])
+        self.swap.drop(seq)
 
     def _count_lookup(self, seq: Sequence) -> None:
         """Once a request: resumptions mostly find their own blocks, and would blur what clients gain from the cache."""
@@ -130,9 +173,9 @@ class KVManager:
 
     def hand_over(self, seq: Sequence, heir: Sequence) -> None:
         """Move everything that ``seq`` holds to ``heir``, which holds nothing."""
-        for name in ("blocks", "hashes", "generation", "num_computed", "num_prefill", "num_published", "publish_at", "writable"):
+        for name in ("blocks", "hashes", "generation", "num_computed", "num_prefill", "num_published", "publish_at", "swapped", "writable"):
             setattr(heir, name, getattr(seq, name))
-        seq.blocks, seq.hashes = [], []
+        seq.blocks, seq.hashes, seq.swapped = [], [], None
 
     # -- publication and release ----------------------------------------------------------------------------------------
 
@@ -151,16 +194,38 @@ class KVManager:
         seq.publish_at = (count + 1) * self.block_size
 
     def release(self, seq: Sequence, last_touch: int) -> None:
-        """Take all blocks away. ``last_touch``: the last step that may touch them for this sequence.
+        """Take all blocks away, CPU blocks too. ``last_touch``: the last step that may touch the device's for this sequence.
 
         Last block first: so the end of a chain, worthless without its beginning, is evicted first.
         """
+        if seq.swapped is not None:
+            self.swap.drop(seq)
+        self._release_device(seq, last_touch)
+
+    def _release_device(self, seq: Sequence, last_touch: int) -> None:
         hash_of, unref = self.cache.hash_of, self.pool.unref
         for block in reversed(seq.blocks):
             unref(block, last_touch, hash_of[block] is not None)
         seq.blocks = []
         seq.num_computed = seq.num_prefill = seq.num_published = seq.writable = 0
         seq.publish_at = NEVER
+
+    def num_left(self, seq: Sequence) -> int:
+        """How many of its first blocks others hold, too, and the prefix cache knows: no copy is needed of them, nor recomputation."""
+        refs, hash_of = self.pool.refs, self.cache.hash_of
+        for i, block in enumerate(seq.blocks):
+            if refs[block] == 1 or hash_of[block] is None:
+                return i
+        return len(seq.blocks)
+
+    def swap_out(self, seq: Sequence, last_touch: int) -> None:
+        """Like ``release``, but all blocks with computed tokens go to CPU memory, save the first that are left to the prefix cache.
+
+        The copies are part of the step being planned, and come first in it; so the blocks are as free as ``release`` leaves them.
+        """
+        left = self.num_left(seq)
+        self.swap.put(seq, left, seq.blocks[left : self.blocks_for(seq.num_computed)])
+        self._release_device(seq, last_touch)
 
     def distrust(self, seq: Sequence) -> None:
         """Unpublish all blocks of a sequence whose run went wrong, so that its K and V can hurt nobody else."""

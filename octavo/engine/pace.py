@@ -94,6 +94,10 @@ class Room:
             return min(self.minimal, wanted, self.tokens) if self.empty else 0
         return count
 
+    def charge(self, seconds: float) -> None:
+        """Something else in the step takes ``seconds``."""
+        self.seconds -= seconds
+
     def take(self, start: int, count: int) -> None:
         self.empty = False
         self.tokens -= count
@@ -105,15 +109,16 @@ class Room:
 class Pace:
     """The rule at work: holds the cost model, and says how much each step may take on."""
 
-    def __init__(self, token_budget: int, rule: PaceRule | None) -> None:
-        """Without a rule the token budget is the only bound."""
+    def __init__(self, token_budget: int, rule: PaceRule | None, learns: bool = False) -> None:
+        """Without a rule the token budget is the only bound. ``learns``: the cost model is wanted all the same."""
         self.token_budget = token_budget
         self.rule = rule
+        self.learns = learns or rule is not None
         self.costs = CostModel()
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Learn that a step took ``seconds``."""
-        if self.rule is not None and seconds > 0.0:
+        if self.learns and seconds > 0.0:
             self.costs.observe(work, seconds)
 
     def whole_room(self, work: StepWork) -> Room:

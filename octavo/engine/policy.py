@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from operator import attrgetter
 from typing import Protocol
 
+from octavo.engine.cost_model import CostModel
 from octavo.engine.kv_manager import KVManager
 from octavo.engine.request import Sequence
 from octavo.types import GenerateRequest
@@ -62,6 +63,38 @@ class RecomputePreemption:
 
     def take(self, seq: Sequence, kv: KVManager, last_touch: int) -> None:
         kv.release(seq, last_touch)
+
+
+SWAP_CALL_S = 0.5e-3  # seconds, either way, that a sequence's copies take however few they are: launches, and gaps in the copying
+PLENTY = 0.5  # with this share of all blocks free, what a sequence published will still be there when it comes back
+
+
+class SwapPreemption:
+    """Move K and V to CPU memory, if there is room and it is predicted to take less time than computing them again."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self.costs = costs
+
+    def take(self, seq: Sequence, kv: KVManager, last_touch: int) -> None:
+        if self._worth_moving(seq, kv):
+            kv.swap_out(seq, last_touch)
+        else:
+            kv.release(seq, last_touch)
+
+    def _worth_moving(self, seq: Sequence, kv: KVManager) -> bool:
+        count = seq.num_computed
+        # Pooled vectors grow in the row, which is lost. And who waits only for the last token in flight needs no blocks any more.
+        if count + 1 >= seq.max_length or seq.request.pooling is not None:
+            return False
+        left = kv.num_left(seq)
+        copies = kv.blocks_for(count) - left
+        if not 0 < copies <= kv.swap.pool.num_free:
+            return False
+        if not self.costs.prompt.count:  # nothing is known yet, and reading is nearly always quicker than computing
+            return True
+        kept = max(left, seq.num_published) if kv.pool.num_free >= PLENTY * kv.pool.num_blocks else left
+        kept *= kv.block_size
+        return 2 * (SWAP_CALL_S + copies * kv.swap.block_s) < self.costs.chunk_seconds(kept, count - kept)
 
 
 class OrderedSequences:

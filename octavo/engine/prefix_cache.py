@@ -47,6 +47,10 @@ class PrefixCache:
             blocks.append(block)
         return blocks
 
+    def block_of(self, block_hash: bytes, default: int) -> int:
+        """The block that answers for ``block_hash``; like ``match``, it changes nothing."""
+        return self._block_of.get(block_hash, default)
+
     def publish(self, block_hash: bytes, block: int) -> None:
         """From now on ``block`` answers for ``block_hash``, unless another block does already."""
         if block_hash not in self._block_of:

@@ -237,6 +237,7 @@ def _build(start: dict[str, Any], send: Any) -> tuple[Engine, Any, EngineReady]:
         device=str(executor.device),
         timings=timings,
         max_num_seqs=executor.config.rows,
+        num_cpu_blocks=executor.num_cpu_blocks,
     )
     return engine, executor, ready
 

@@ -14,17 +14,20 @@ from __future__ import annotations
 
 import hashlib
 from enum import Enum, auto
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.engine.grammar import Matcher
 from octavo.types import GenerateRequest, TokenLogprobs
+
+if TYPE_CHECKING:
+    from octavo.engine.swap_tier import SwappedOut
 
 NEVER = 1 << 62
 
 
 class Status(Enum):
     HELD = auto()  # waits for its request's prompt, which a sibling computes
-    WAITING = auto()  # in the waiting queue: new, or preempted
+    WAITING = auto()  # in the waiting queue: new, or preempted (and perhaps swapped out)
     RUNNING = auto()  # has a row and blocks
     FINISHED = auto()  # owns nothing
 
@@ -111,6 +114,7 @@ class Sequence:
         "sample_rows",
         "seed",
         "status",
+        "swapped",
         "tokens",
         "writable",
     )
@@ -130,6 +134,7 @@ class Sequence:
         # Owned blocks, and how far it may write without asking the KV manager: tokens [num_computed, writable).
         self.blocks: list[int] = []
         self.writable = 0
+        self.swapped: SwappedOut | None = None  # while it waits with K and V in CPU memory
         # Chain hashes of its full blocks, the cache generation they belong to, how many are published, and the
         # length at which the next one can be.
         self.hashes: list[bytes] = []

@@ -19,9 +19,10 @@ from octavo.engine.cost_model import StepWork, pairs_of
 from octavo.engine.grammar import Grammar, Grammars, Matcher
 from octavo.engine.kv_manager import KVManager
 from octavo.engine.pace import Line, Pace, Room
-from octavo.engine.policy import POLICIES, OrderedSequences, Preemption, RecomputePreemption
+from octavo.engine.policy import POLICIES, SWAP_CALL_S, OrderedSequences, Preemption, RecomputePreemption, SwapPreemption
 from octavo.engine.request import Request, Sequence, Status, derive_seed
 from octavo.engine.settings import SchedulerSettings
+from octavo.engine.swap_tier import AWAY, SwapTier
 from octavo.errors import RequestError
 from octavo.types import (
     Advance,
@@ -64,10 +65,12 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings, preemption: Preemption | None = None) -> None:
         self.settings = settings
-        self.kv = KVManager(settings.num_blocks, settings.block_size, settings.prefix_caching)
+        swap = SwapTier(settings.num_cpu_blocks, settings.swap_block_s)
+        self.kv = KVManager(settings.num_blocks, settings.block_size, settings.prefix_caching, swap)
         self.policy = POLICIES[settings.policy]()
-        self.preemption = preemption or RecomputePreemption()
-        self.pace = Pace(settings.max_num_batched_tokens, settings.pace)
+        swaps = settings.num_cpu_blocks > 0
+        self.pace = Pace(settings.max_num_batched_tokens, settings.pace, learns=swaps)
+        self.preemption = preemption or (SwapPreemption(self.pace.costs) if swaps else RecomputePreemption())
         self.requests: dict[str, Request] = {}
         self.waiting = OrderedSequences()
         self.running = OrderedSequences()
@@ -122,7 +125,7 @@ class Scheduler:
     def continue_from(self, old: Scheduler) -> None:
         """Take over what must not repeat (the numbers that unseeded requests are seeded by), the counters, and what was learnt."""
         self._num_added, self._last_step, self.stats = old._num_added, old._last_step, old.stats
-        self.pace = old.pace
+        self.pace, self.preemption = old.pace, old.preemption
 
     def take_ready(self) -> list[TokenDelta]:
         """Deltas of requests that were finished without a step."""
@@ -138,7 +141,8 @@ class Scheduler:
         stats, kv = self.stats, self.kv
         return EngineStats(
             num_running=len(self.running),
-            num_waiting=len(self.waiting),
+            num_waiting=len(self.waiting) - kv.swap.num_sequences,
+            num_swapped=kv.swap.num_sequences,
             kv_cache_usage=kv.usage,
             num_preemptions=stats.num_preemptions,
             prefix_cache_queries=kv.queries,
@@ -146,6 +150,9 @@ class Scheduler:
             prompt_tokens=stats.prompt_tokens,
             generation_tokens=stats.generation_tokens,
             num_steps=stats.num_steps,
+            cpu_cache_usage=kv.swap.usage,
+            num_blocks_out=stats.num_blocks_out,
+            num_blocks_in=stats.num_blocks_in,
         )
 
     # -- planning -------------------------------------------------------------------------------------------------------
@@ -170,11 +177,18 @@ class Scheduler:
             record.sampled.extend(chunk.drawing)
             self.kv.publish(chunk.seq)  # only now, so that no sequence of this step reads what this step writes
         record.work.rows = len(record.sampled)
+        self._take_moves(plan, record)
         plan.masked = self._num_following > 0 and any(seq.matcher is not None for seq in record.sampled)
         self._last_step = step
         self.in_flight.append(record)
         self.stats.num_steps += 1
         return plan
+
+    def _take_moves(self, plan: StepPlan, record: StepRecord) -> None:
+        plan.swap_ins, plan.swap_outs = self.kv.swap.take_moves()
+        record.work.moves = len(plan.swap_ins) + len(plan.swap_outs)
+        self.stats.num_blocks_in += len(plan.swap_ins)
+        self.stats.num_blocks_out += len(plan.swap_outs)
 
     def _plan_decodes(self, plan: StepPlan, record: StepRecord) -> list[Sequence]:
         """Advance every decoding sequence by one; return those still prefilling.
@@ -224,7 +238,8 @@ class Scheduler:
         """What could be run of prompts now. How much of a waiting one is cached is not known yet: as much as so far, on average."""
         kv, waiting = self.kv, islice(self.waiting.items, len(self.free_rows))
         uncached = 1 - kv.hits / kv.queries if kv.queries else 1.0
-        left = [seq.num_prefill - seq.num_computed for seq in prefills] + [int(uncached * len(seq.tokens)) for seq in waiting]
+        left = [seq.num_prefill - seq.num_computed for seq in prefills]
+        left += [int(uncached * len(seq.tokens)) if seq.swapped is None else len(seq.tokens) - seq.swapped.num_computed for seq in waiting]
         first = left[0] if left else 0
         return Line(prefills[0].num_computed if prefills else 0, first, sum(left) - first)
 
@@ -290,12 +305,14 @@ class Scheduler:
             cached = self._admissible(seq)
             if cached is None:
                 return
-            start = len(cached) * self.settings.block_size
+            start = self.kv.start_of(seq, cached)
             wanted = len(seq.tokens) - start
             count = room.fit(start, wanted)
             if count == 0 or (count < wanted and not self.settings.chunked_prefill):
                 return
             del waiting[0]
+            if (moves := cached.count(AWAY)) > 0:
+                room.charge(SWAP_CALL_S + moves * self.settings.swap_block_s)
             self.kv.admit(seq, cached)
             seq.status = Status.RUNNING
             for each in (seq, *seq.request.held):
@@ -305,7 +322,7 @@ class Scheduler:
             self._plan_chunk(seq, count, room, plan, record)
 
     def _admissible(self, seq: Sequence) -> list[int] | None:
-        """The cached blocks with which ``seq`` may start now; None if values, rows or blocks are missing.
+        """The blocks with which ``seq`` may start now (see KVManager.find_cached); None if values, rows or blocks are missing.
 
         With nothing running, a sequence that passed ``add`` is always admissible, so the queue cannot stall.
         """

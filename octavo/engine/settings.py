@@ -20,7 +20,8 @@ class SchedulerSettings:
 
     ``max_num_batched_tokens``: the token budget. Without ``chunked_prefill`` it must hold the longest prompt beside a
     full batch of decodes. ``pace`` rations prompts beside decodes by time (pace.py); it needs ``chunked_prefill``, and
-    without one the token budget is all there is. ``seed`` makes the seeds of requests that bring none.
+    without one the token budget is all there is. ``seed`` makes the seeds of requests that bring none. ``num_cpu_blocks``: the
+    size of the swap tier (0: none), to or from which a block takes ``swap_block_s`` seconds.
     """
 
     num_blocks: int
@@ -33,11 +34,16 @@ class SchedulerSettings:
     policy: str = "fcfs"
     pace: PaceRule | None = None
     seed: int = 0
+    num_cpu_blocks: int = 0
+    swap_block_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("num_cpu_blocks", "swap_block_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}.")
         if self.policy not in POLICIES:
             raise ConfigError(f"scheduling policy must be one of {', '.join(POLICIES)}; got {self.policy!r}.")
         if self.pace is not None and not self.chunked_prefill:
@@ -72,7 +78,16 @@ class SchedulerSettings:
         )
 
     @classmethod
-    def from_config(cls, config: EngineConfig, *, num_blocks: int, max_model_len: int, device_type: str) -> SchedulerSettings:
+    def from_config(
+        cls,
+        config: EngineConfig,
+        *,
+        num_blocks: int,
+        max_model_len: int,
+        device_type: str,
+        num_cpu_blocks: int = 0,
+        swap_block_s: float = 0.0,
+    ) -> SchedulerSettings:
         """``device_type``: cpu or cuda."""
         paced = config.enable_chunked_prefill and (config.max_num_batched_tokens is None or config.itl_slo_ms is not None)
         return cls(
@@ -86,4 +101,6 @@ class SchedulerSettings:
             policy=config.scheduling_policy,
             pace=rule_for(device_type, config.itl_slo_ms) if paced else None,
             seed=config.seed,
+            num_cpu_blocks=num_cpu_blocks,
+            swap_block_s=swap_block_s,
         )

@@ -35,6 +35,7 @@ class EncoderExecutor:
     """
 
     num_blocks = num_cpu_blocks = 0
+    swap_block_s = 0.0
     whole_prompts = True
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, *, max_model_len: int, progress: Progress | None = None) -> None:

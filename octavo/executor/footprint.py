@@ -18,6 +18,7 @@ GRAPH_PROMPT_TOKENS = 2048  # most prompt tokens of a captured step
 GRAPH_SHARE, MOST_GRAPHS = 128, 1024 * MIB
 SLACK = 256 * MIB  # allocator fragmentation and libraries' workspaces made later
 CPU_SLACK = 64 * MIB
+SWAP_STAGING = {"cuda": 64 * MIB, "cpu": 8 * MIB}
 LOGPROBS_ELEMENTS = 2**24  # logits that log-probabilities are computed of at a time
 _LOGPROBS_BYTES = 24  # beside each of them
 LINEAR_BYTES = {"fp8": 1.0, "int8": 1.0, "int4": 0.5625, "awq": 0.5625, "gptq": 0.5625}  # a weight of a quantized linear layer
@@ -27,6 +28,11 @@ _LEAST_LINEAR_BYTES = 0.5  # of a checkpoint whose scheme isn't in that table
 def graph_bytes(total: int) -> int:
     """What is left for the driver's part of captured steps, of a GPU with ``total`` bytes."""
     return min(total // GRAPH_SHARE, MOST_GRAPHS)
+
+
+def staging_bytes(block_bytes: int, device_type: str) -> int:
+    """What swapped blocks pass through on the device: at least one block."""
+    return max(SWAP_STAGING[device_type] // block_bytes, 1) * block_bytes
 
 
 @dataclass(frozen=True)
@@ -142,6 +148,7 @@ def footprint(
         logits = rows * model.vocab_size * (dtype_bytes + 8)  # as the head makes them, in float32, and where graphs leave them
         graphs = activation_bytes(model, GRAPH_PROMPT_TOKENS + rows, dtype_bytes, ranks) + logits
     block = kv_block_bytes(model, config.block_size, dtype_bytes, max(1, model.num_kv_heads // ranks))
+    staging = staging_bytes(block, "cuda") if config.swap_space and not on_cpu else 0  # auto may come to nothing
     return Footprint(
         weights=weight_bytes(
             model,
@@ -153,7 +160,7 @@ def footprint(
         ),
         step=step,
         graphs=graphs,
-        slack=CPU_SLACK if on_cpu else SLACK,
+        slack=(CPU_SLACK if on_cpu else SLACK) + staging,
         kv=kv_bytes_needed(config, max_model_len, block),
     )
 

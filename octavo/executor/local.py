@@ -17,11 +17,12 @@ from octavo.attention.selector import select_backend
 from octavo.config import EngineConfig
 from octavo.distributed.group import Group
 from octavo.errors import ConfigError, OutOfMemoryError
-from octavo.executor.footprint import graph_bytes
+from octavo.executor.footprint import graph_bytes, kv_block_bytes
 from octavo.executor.kernel_keys import settle_cache_keys
 from octavo.executor.memory import Room, available_memory, check_fits, explained, gib, kv_budget, with_rows
 from octavo.executor.model_runner import ModelRunner, PendingStep
 from octavo.executor.profile import step_peak_bytes
+from octavo.executor.swap import SwapSetup
 from octavo.executor.warmup import KernelWarmup
 from octavo.log import kv_cache_line
 from octavo.models.config import ModelConfig
@@ -41,6 +42,7 @@ class LocalExecutor:
     """
 
     num_cpu_blocks = 0
+    swap_block_s = 0.0
     whole_prompts = False
 
     def __init__(
@@ -72,6 +74,10 @@ class LocalExecutor:
             room = self._room()
             config = with_rows(config, model_config, max_model_len=max_model_len, dtype_bytes=self.dtype.itemsize, room=room)
             check_fits(config, model_config, max_model_len=max_model_len, dtype_bytes=self.dtype.itemsize, room=room)
+            block_bytes = kv_block_bytes(model_config, config.block_size, self.dtype.itemsize)
+            swap = SwapSetup(config, block_bytes, max_model_len, self.device)
+            if not on_cpu:  # there, weights and KV cache come out of the same memory, and go first
+                swap.take(available_memory())
         with self._timed("weights"), explained("while the weights were loaded", self._describe):
             report("weights", 0.0, "")
             model = load_model(
@@ -119,6 +125,12 @@ class LocalExecutor:
             )
             self.num_blocks = budget.num_blocks
             self.runner.kv_caches = make_caches(self.num_blocks)
+        with self._timed("swap_space"), explained("while the swap space was made", self._describe):
+            if on_cpu:
+                swap.take(free_bytes - self.num_blocks * block_bytes)
+            self.runner.swap = swap.finish(self.runner.kv_caches)
+            if self.runner.swap is not None:
+                self.num_cpu_blocks, self.swap_block_s = self.runner.swap.num_blocks, self.runner.swap.block_s
         # Only --num-gpu-blocks-override can give less than one longest sequence; then no longer one is served.
         self.max_model_len = min(max_model_len, self.num_blocks * config.block_size)
         report("KV cache", None, kv_cache_line(self.num_blocks, config.block_size, self.max_model_len))
@@ -172,6 +184,7 @@ class LocalExecutor:
 
     def shutdown(self) -> None:
         self._pending.clear()
+        self.runner.swap = None  # gives its memory back
         self.kernels.stop()
 
     def _room(self) -> Room:
@@ -223,8 +236,6 @@ def _warn_of_idle_flags(config: EngineConfig, on_cpu: bool) -> None:
     defaults = {f.name: f.default for f in dataclasses.fields(config)}
     if on_cpu and config.gpu_memory_utilization != defaults["gpu_memory_utilization"]:
         logger.warning("--gpu-memory-utilization says nothing on a CPU; --kv-cache-memory sets the size of the KV cache.")
-    if config.swap_space != defaults["swap_space"]:
-        logger.warning("--swap-space has no effect yet: preempted sequences are recomputed, not swapped out.")
 
 
 def resolve_device(config: EngineConfig) -> torch.device:

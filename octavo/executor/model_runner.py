@@ -13,6 +13,7 @@ from octavo.attention.base import AttentionBackend, AttentionMetadata, ForwardCo
 from octavo.executor.footprint import LOGITS_CHUNK
 from octavo.executor.rows import BatchRows
 from octavo.executor.step_graphs import LOGITS, StepGraphs, split_mixed
+from octavo.executor.swap import SwapSpace
 from octavo.kernels.upload import upload
 from octavo.sampling.batch import SamplingState
 from octavo.sampling.logprobs import prompt_logprobs
@@ -119,10 +120,14 @@ class ModelRunner:
         if make_workspace is not None:
             make_workspace(max_rows, model.attention_layers, kv_caches[0].dtype, device)
         self.graphs = StepGraphs(self, max_rows) if use_graphs else None
+        self.swap: SwapSpace | None = None  # set by who has made the caches, if there is a swap tier
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingStep:
-        """Copies, rows, blocks, forward, sampling: in the order that StepPlan promises."""
+        """Moves, copies, rows, blocks, forward, sampling: in the order that StepPlan promises."""
+        if plan.swap_outs or plan.swap_ins:
+            assert self.swap is not None
+            self.swap.move(plan.swap_outs, plan.swap_ins)
         if plan.copies:
             self._copy_blocks(plan.copies)
         for init in plan.row_inits:

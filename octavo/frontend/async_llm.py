@@ -425,7 +425,7 @@ class AsyncLLM:
                 logger.info(
                     "%d running, %d waiting; %.0f prompt tok/s, %.0f output tok/s; KV cache %.0f%% used, prefix hits %.0f%%",
                     stats.num_running,
-                    stats.num_waiting,
+                    stats.num_waiting + stats.num_swapped,
                     prompts / seconds,
                     outputs / seconds,
                     100 * stats.kv_cache_usage,

@@ -298,6 +298,8 @@ def _whole(state: RequestOutputs) -> RequestOutput:
     output = state.drain()
     present = {o.index: o for o in output.outputs}
     output.outputs = [present.get(s.index) or CompletionOutput(s.index, "", []) for s in state.sequences]
+    for choice in output.outputs:
+        choice.logprobs = None if choice.logprobs is None else list(choice.logprobs)
     return output
 
 

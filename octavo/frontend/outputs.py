@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -26,13 +27,16 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One continuation. In a stream, ``text``, ``token_ids`` and ``logprobs`` are either all so far or the delta."""
+    """One continuation. In a stream, ``text``, ``token_ids`` and ``logprobs`` are either all so far or the delta.
+
+    ``logprobs``: one token id -> Logprob a token; the server's streams make these dictionaries when they are asked for.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: Sequence[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 

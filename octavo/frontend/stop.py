@@ -8,6 +8,7 @@ stop are never generated: nothing may depend on them.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
 
@@ -73,6 +74,8 @@ class StopChecker:
             raise ValueError("stops must be a sequence of non-empty strings")
         # Longest first: of the stops that are complete at the same character, the longest is found first.
         self._patterns = [_Pattern(stop) for stop in sorted(dict.fromkeys(stops), key=len, reverse=True)]
+        self._may_begin = re.compile("|".join(re.escape(char) for char in sorted({stop[0] for stop in stops})) or "(?!)").search
+        self._begun = False  # the text ends with the beginning of a stop
         self._include = include_in_output
         self._held = ""
         self._pushed = 0
@@ -89,7 +92,7 @@ class StopChecker:
         """
         if self.matched is not None:
             return "", self.matched
-        if not self._patterns:
+        if not self._begun and not self._may_begin(text):  # nearly always
             self._pushed += len(text)
             return text, None
         held = self._held + text
@@ -103,7 +106,8 @@ class StopChecker:
         if found is not None:
             return self._end(held, len(self._held) + end, self._pushed + end, found)
         self._pushed += len(text)
-        keep = 0 if self._include else max(pattern.matched for pattern in self._patterns)
+        longest = max(pattern.matched for pattern in self._patterns)
+        self._begun, keep = longest > 0, 0 if self._include else longest
         cut = len(held) - keep
         self._held = held[cut:]
         return held[:cut], None

@@ -14,7 +14,7 @@ _IMAGES = "Only text models are served."
 _GRAPHS = "CUDA graphs and kernels are sized by themselves; --enforce-eager turns graphs off."
 _BUILT_IN = "Leave it out: it is always so."
 _GRAMMARS = "Leave it out: structured output is built in."
-_NO_SWAP = "Preempted sequences are recomputed, and nothing is offloaded to CPU memory."
+_NO_OFFLOAD = "Weights and cached prefixes stay on the device; preempted sequences may wait in CPU memory, see --swap-space."
 _PROCESSORS = "No code of yours runs here; requests have logit_bias, bad_words, allowed_token_ids and structured_outputs."
 _SPECULATION = "Speculative decoding is not built yet; leave it out, the answers are the same."
 
@@ -37,7 +37,7 @@ UNSUPPORTED: dict[str, str] = {
     "--compilation-config": _GRAPHS,
     "--config-format": "Leave it out: the format is recognized by itself; see --load-format for weights.",
     "--cp-kv-cache-interleave-size": _ONE_GPU,
-    "--cpu-offload-gb": _NO_SWAP,
+    "--cpu-offload-gb": _NO_OFFLOAD,
     "--cuda-graph-sizes": _GRAPHS,
     "--cudagraph-capture-sizes": _GRAPHS,
     "--cudagraph-metrics": "",
@@ -110,8 +110,8 @@ UNSUPPORTED: dict[str, str] = {
     "--kv-cache-metrics": "",
     "--kv-cache-metrics-sample": "",
     "--kv-events-config": "",
-    "--kv-offloading-backend": _NO_SWAP,
-    "--kv-offloading-size": _NO_SWAP,
+    "--kv-offloading-backend": _NO_OFFLOAD,
+    "--kv-offloading-size": _NO_OFFLOAD,
     "--kv-sharing-fast-prefill": "",
     "--kv-transfer-config": "Prompts and outputs run in the same engine.",
     "--language-model-only": _IMAGES,
@@ -156,14 +156,14 @@ UNSUPPORTED: dict[str, str] = {
     "--num-lookahead-slots": _SPECULATION,
     "--num-scheduler-steps": "Leave it out: steps are always planned ahead where the device allows it.",
     "--num-speculative-tokens": _SPECULATION,
-    "--offload-backend": _NO_SWAP,
+    "--offload-backend": _NO_OFFLOAD,
     "--optimization-level": _GRAPHS,
     "--otlp-traces-endpoint": "There is no tracing; /metrics has the times.",
     "--override-attention-dtype": "Use --dtype.",
     "--override-generation-config": "Set values in requests; --generation-config none leaves the model's aside.",
     "--performance-mode": "Use --itl-slo-ms and --max-num-seqs.",
     "--pipeline-parallel-size": _ONE_GPU,
-    "--preemption-mode": _NO_SWAP,
+    "--preemption-mode": "Leave it out: sequences are swapped out or recomputed, whichever is quicker; --swap-space 0 always recomputes.",
     "--prefill-context-parallel-size": _ONE_GPU,
     "--prefix-caching-hash-algo": "",
     "--profiler-config": "",

@@ -72,6 +72,8 @@ class Metrics(Collector):
         self.ready: EngineReady | None = None
         self.first_token = Histogram(TTFT_BUCKETS, self.cells)
         self.inter_token = Histogram(TOKEN_BUCKETS, self.cells)
+        self.observe_inter_token = self.inter_token.observe
+        """(seconds, count): ``count`` tokens, each ``seconds`` after the one before it."""
         self.request_token_time = Histogram(TOKEN_BUCKETS, self.cells)
         self.e2e = Histogram(LATENCY_BUCKETS, self.cells)
         self.prompt_length = Histogram(COUNT_BUCKETS, self.cells)
@@ -96,10 +98,6 @@ class Metrics(Collector):
 
     def observe_first_token(self, seconds: float) -> None:
         self.first_token.observe(seconds)
-
-    def observe_inter_token(self, seconds: float, count: int = 1) -> None:
-        """``count`` tokens, each ``seconds`` after the one before it."""
-        self.inter_token.observe(seconds, count)
 
     def observe_finished(
         self, finish_reason: str, e2e: float, num_prompt: int, num_generation: int, decode_seconds: float | None = None
@@ -136,13 +134,19 @@ class Metrics(Collector):
             ("num_requests_waiting", "Requests that wait to run", stats.num_waiting),
             ("num_requests_swapped", "Requests that are swapped out to CPU memory", stats.num_swapped),
             ("kv_cache_usage_perc", usage_help, stats.kv_cache_usage),
+            ("cpu_cache_usage_perc", "Share of the swap space's blocks that are in use, 0 to 1", stats.cpu_cache_usage),
             ("gpu_cache_usage_perc", usage_help + " (older name)", stats.kv_cache_usage),
         ):
             gauge = GaugeMetricFamily(f"vllm:{name}", help_text, labels=["model_name"])
             gauge.add_metric([self.model_name], value)
             yield gauge
         if self.ready is not None:
-            info = {"block_size": self.ready.block_size, "num_gpu_blocks": self.ready.num_blocks, "cache_dtype": self.ready.dtype}
+            info = {
+                "block_size": self.ready.block_size,
+                "num_gpu_blocks": self.ready.num_blocks,
+                "num_cpu_blocks": self.ready.num_cpu_blocks,
+                "cache_dtype": self.ready.dtype,
+            }
             gauge = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's settings, as labels", labels=["model_name", *info])
             gauge.add_metric([self.model_name, *map(str, info.values())], 1)
             yield gauge
@@ -158,6 +162,8 @@ class Metrics(Collector):
             ("gpu_prefix_cache_queries", queries + " (older name)", stats.prefix_cache_queries),
             ("gpu_prefix_cache_hits", hits + " (older name)", stats.prefix_cache_hits),
             ("num_preemptions", "Times that a sequence lost its blocks to others", stats.num_preemptions),
+            ("swapped_out_blocks", "KV blocks moved to CPU memory", stats.num_blocks_out),
+            ("swapped_in_blocks", "KV blocks moved back from CPU memory", stats.num_blocks_in),
             ("engine_steps", "Forward passes", stats.num_steps),
         ):
             counter = CounterMetricFamily(f"vllm:{name}", help_text, labels=["model_name"])

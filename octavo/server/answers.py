@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from octavo.frontend.logprob_buffer import entries_of
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.parsers import (
     Content,
@@ -21,7 +22,6 @@ from octavo.frontend.parsers import (
     Message,
     OutputParser,
     Reasoning,
-    ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
     assemble,
@@ -33,6 +33,7 @@ from octavo.frontend.parsers.registry import markers_of
 from octavo.server.forced_tools import ForcedCall
 from octavo.server.model_parsers import ModelParsers
 from octavo.server.tools import NO_TOOLS, ToolUse
+from octavo.types import TokenLogprobs
 
 if TYPE_CHECKING:
     from octavo.server.generation import Job
@@ -91,9 +92,6 @@ def new_call_id(parser: str | None) -> str:
     return "call_" + secrets.token_hex(12)
 
 
-_PLAIN_EVENTS = (Content, ToolCallArguments)  # those that need no look
-
-
 class AnswerReader:
     """Reads one choice. ``finish_reason`` is set once the answer has ended: the engine's, or "tool_calls"."""
 
@@ -103,6 +101,19 @@ class AnswerReader:
         self.called = False  # at least one call is complete
         self.reasoning_tokens = 0
         self._parser = plan.parser()
+
+    def plain(self, output: CompletionOutput) -> Event | None:
+        """The one event of an output that only goes on with what came before, as nearly all do; None, and nothing is done, for others."""
+        if output.finish_reason is not None or self.finish_reason is not None or not output.text:
+            return None
+        if self._parser is None:
+            return Content(output.text)
+        event = self._parser.plain(output.text)
+        if type(event) is Reasoning:
+            if not self.plan.include_reasoning:
+                return None
+            self.reasoning_tokens += len(output.token_ids)
+        return event
 
     def read(self, output: CompletionOutput) -> list[Event]:
         """What a further output of the choice holds. Sets its finish reason to "stop" where the answer ends before the engine does."""
@@ -117,8 +128,7 @@ class AnswerReader:
             self.reasoning_tokens += len(output.token_ids)
         if output.finish_reason is not None:
             events = events + self._parser.finish(output.finish_reason)
-        if len(events) != 1 or type(events[0]) not in _PLAIN_EVENTS:
-            events = self._checked(events)
+        events = self._checked(events)
         if self.called and not self.plan.tools.parallel:
             output.finish_reason = output.finish_reason or "stop"
             self.finish_reason = "tool_calls"
@@ -151,21 +161,27 @@ class Step:
     finish_reason: str | None
 
 
-def plain_text(steps: list[Step]) -> str | None:
-    """The text of steps that hold a further text of one choice and nothing else, as nearly all do; None for others."""
-    if len(steps) == 1:
-        step = steps[0]
-        if step.finish_reason is None and len(step.events) == 1 and type(step.events[0]) is Content:
-            return step.events[0].text
-    return None
-
-
 class StepReader:
     """Reads a job's outputs as they come. It has ``ended`` when no choice can say any more."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.readers = [AnswerReader(job.plan) for _ in range(job.num_choices)]
+
+    def plain(self, output: RequestOutput) -> Event | None:
+        """The one event of an output that brings one choice further text and nothing else. None, and nothing is done, for others.
+
+        The hot path of `read`.
+        """
+        if len(output.outputs) != 1 or output.prompt_logprobs is not None:
+            return None
+        choice = output.outputs[0]
+        event = self.readers[choice.index].plain(choice)
+        if event is not None:
+            if type(event) is Reasoning:
+                self._count_reasoning()
+            self.job.runs[output.request_id].observe(output)
+        return event
 
     def read(self, output: RequestOutput) -> list[Step]:
         readers, steps = self.readers, []
@@ -176,12 +192,15 @@ class StepReader:
         if len(steps) != len(output.outputs):
             output.outputs = [step.output for step in steps]  # what goes on after an answer's end is not counted
         job = self.job
-        if job.plan.parsers.reasoning is not None:
-            job.reasoning_tokens = sum(reader.reasoning_tokens for reader in readers)
+        self._count_reasoning()
         job.runs[output.request_id].observe(output)
         if output.prompt_logprobs is not None:
             job.prompt_logprobs[0] = output.prompt_logprobs
         return steps
+
+    def _count_reasoning(self) -> None:
+        if self.job.plan.parsers.reasoning is not None:
+            self.job.reasoning_tokens = sum(reader.reasoning_tokens for reader in self.readers)
 
     def ended(self) -> bool:
         for reader in self.readers:
@@ -217,7 +236,7 @@ class Answer:
     finish_reason: str | None
     stop_reason: int | str | None
     token_ids: list[int]
-    logprobs: list[Any]
+    logprobs: list[TokenLogprobs]
 
 
 async def read_answers(job: Job) -> list[Answer]:
@@ -230,7 +249,7 @@ async def read_answers(job: Job) -> list[Answer]:
                 answer, output = answers[step.output.index], step.output
                 events[output.index] += step.events
                 answer.token_ids += output.token_ids
-                answer.logprobs += output.logprobs or ()
+                answer.logprobs += entries_of(output)
                 if step.finish_reason is not None:
                     answer.finish_reason, answer.stop_reason = step.finish_reason, output.stop_reason
     for answer, found in zip(answers, events):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from octavo.frontend.logprob_buffer import entries_of
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.server import sse
 from octavo.server.generation import Choice, Job
-from octavo.server.logprobs import chat_logprobs
+from octavo.server.logprobs import chat_logprobs, chat_object, chat_object_of_one
 from octavo.server.prompts import text_content
 from octavo.server.schemas import ChatRequest
 
@@ -26,7 +29,7 @@ def chat_result(job: Job, request: ChatRequest, index: int, choice: Choice, mess
     """One entry of ``choices``, around its message."""
     logprobs = None
     if request.logprobs:
-        logprobs = {"content": chat_logprobs(job.texts, choice.token_ids, choice.logprobs, request.top_logprobs or 0), "refusal": None}
+        logprobs = msgspec.Raw(chat_object(chat_logprobs(job.texts, choice.logprobs, request.top_logprobs or 0)))
     result: dict[str, Any] = {
         "index": index,
         "message": message,
@@ -56,25 +59,24 @@ class ChatWriter:
         self.wants_ids = bool(request.return_token_ids)
         self.wants_usage = request.continuous_usage
         self.textless = job.textless
-        self.plain = not (self.wants_logprobs or self.wants_ids or self.wants_usage or self.textless)
+        self.plain = not (self.wants_ids or self.wants_usage or self.textless)  # frames have texts and log-probabilities at most
         n = job.num_choices
         self.begun = [False] * n
-        self.waiting_logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
+        self.waiting_logprobs: list[list[bytes]] = [[] for _ in range(n)]
         self.waiting_ids: list[list[int]] = [[] for _ in range(n)]
 
     def frames_of(self, output: RequestOutput) -> bytes:
         if self.plain and len(output.outputs) == 1:  # the hot path: one sequence, a text and nothing else
             choice = output.outputs[0]
             if choice.finish_reason is None and self.begun[choice.index]:
-                return self.frames.text(choice.index, choice.text) if choice.text else b""
+                return self._text(choice)
         parts: list[bytes] = []
         for choice in output.outputs:
             index = choice.index
             if not self.begun[index]:
                 self._begin(index, parts)
             if self.plain:
-                if choice.text:
-                    parts.append(self.frames.text(index, choice.text))
+                parts.append(self._text(choice))
             else:
                 self._detailed(index, choice, parts)
             if choice.finish_reason is not None:
@@ -88,6 +90,18 @@ class ChatWriter:
         if self.echo:
             parts.append(self._frame(index, {"content": self.echo}, None, {}))
 
+    def _text(self, choice: CompletionOutput) -> bytes:
+        """The frame of a text; nothing if it is empty."""
+        logprobs = None
+        if self.wants_logprobs:
+            entries = entries_of(choice)
+            if len(entries) == 1 and choice.text and not self.waiting_logprobs[choice.index]:
+                logprobs = chat_object_of_one(self.job.texts, entries[0], self.top_k)
+            else:
+                self._wait(choice.index, choice)
+                logprobs = self._take_logprobs(choice.index) if choice.text else None
+        return self.frames.text(choice.index, choice.text, logprobs) if choice.text else b""
+
     def _detailed(self, index: int, choice: CompletionOutput, parts: list[bytes]) -> None:
         self._wait(index, choice)
         if choice.text:
@@ -97,7 +111,7 @@ class ChatWriter:
 
     def _wait(self, index: int, choice: CompletionOutput) -> None:
         if self.wants_logprobs:
-            self.waiting_logprobs[index] += chat_logprobs(self.job.texts, choice.token_ids, choice.logprobs, self.top_k)
+            self.waiting_logprobs[index] += chat_logprobs(self.job.texts, entries_of(choice), self.top_k)
         if self.wants_ids:
             self.waiting_ids[index] += choice.token_ids
 
@@ -105,16 +119,18 @@ class ChatWriter:
         extra = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason, **self._take_ids(index)}
         parts.append(self._frame(index, {}, self._take_logprobs(index), extra))
 
-    def _frame(self, index: int, delta: dict[str, Any], logprobs: Any, extra: dict[str, Any], top: dict[str, Any] | None = None) -> bytes:
-        fields = {"delta": delta, "logprobs": logprobs, "finish_reason": None, **extra}
+    def _frame(
+        self, index: int, delta: dict[str, Any], logprobs: bytes | None, extra: dict[str, Any], top: dict[str, Any] | None = None
+    ) -> bytes:
+        fields = {"delta": delta, "logprobs": None if logprobs is None else msgspec.Raw(logprobs), "finish_reason": None, **extra}
         return self.frames.choice(index, fields, top=top, usage=self.job.usage() if self.wants_usage else None)
 
-    def _take_logprobs(self, index: int) -> dict[str, Any] | None:
+    def _take_logprobs(self, index: int) -> bytes | None:
         waiting = self.waiting_logprobs[index]
         if not waiting:
             return None
         self.waiting_logprobs[index] = []
-        return {"content": waiting, "refusal": None}
+        return chat_object(waiting)
 
     def _take_ids(self, index: int) -> dict[str, Any]:
         if not self.wants_ids:

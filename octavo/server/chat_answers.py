@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from octavo.frontend.outputs import CompletionOutput
 from octavo.frontend.parsers import Content, Event, Reasoning, ToolCall, ToolCallArguments, ToolCallStart
 from octavo.server.answers import Answer, Step
 from octavo.server.chat import ChatWriter, chat_result
@@ -34,14 +35,23 @@ class ReadChatWriter(ChatWriter):
     Log-probabilities and token ids of tokens that no event came of yet wait for the choice's next frame, so all are sent once.
     """
 
+    def frames_of_event(self, output: CompletionOutput, event: Event) -> bytes:
+        """Of a step that has one event and does not end its choice. The hot path."""
+        if not self.plain or self.wants_logprobs or not self.begun[output.index]:
+            return self.frames_of_steps([Step(output, [event], None)])
+        if type(event) is Content:
+            return self.frames.text(output.index, event.text)
+        parts: list[bytes] = []
+        self._event(output.index, event, parts)
+        return parts[0]
+
     def frames_of_steps(self, steps: list[Step]) -> bytes:
         parts: list[bytes] = []
         for step in steps:
             index = step.output.index
             if not self.begun[index]:
                 self._begin(index, parts)
-            if not self.plain:
-                self._wait(index, step.output)
+            self._wait(index, step.output)
             for event in step.events:
                 self._event(index, event, parts)
             if step.finish_reason is not None:
@@ -51,10 +61,10 @@ class ReadChatWriter(ChatWriter):
 
     def _event(self, index: int, event: Event, parts: list[bytes]) -> None:
         if self.plain and isinstance(event, Content):
-            parts.append(self.frames.text(index, event.text))
-        elif self.plain and isinstance(event, ToolCallArguments):
+            parts.append(self.frames.text(index, event.text, self._take_logprobs(index)))
+        elif self.plain and not self.wants_logprobs and isinstance(event, ToolCallArguments):
             parts.append(self.frames.arguments(index, event.index, event.text))
-        elif self.plain and isinstance(event, Reasoning):
+        elif self.plain and not self.wants_logprobs and isinstance(event, Reasoning):
             parts.append(self.frames.reasoning(index, event.text))
         elif (delta := _delta(event)) is not None:
             parts.append(self._frame(index, delta, self._take_logprobs(index), self._take_ids(index)))

@@ -66,5 +66,10 @@ class ChatEndpoint(GenerationEndpoint):
 
     async def _stream_read(self, job: Job, events: EventStream) -> sse.ChatFrames:
         writer, reader = ReadChatWriter(job), StepReader(job)
-        await events.follow(job, lambda output: writer.frames_of_steps(reader.read(output)), reader.ended)
+
+        def frames_of(output: RequestOutput) -> bytes:
+            event = reader.plain(output)
+            return writer.frames_of_steps(reader.read(output)) if event is None else writer.frames_of_event(output.outputs[0], event)
+
+        await events.follow(job, frames_of, reader.ended)
         return writer.frames

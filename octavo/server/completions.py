@@ -8,11 +8,12 @@ import msgspec
 from starlette.types import Scope
 
 from octavo.frontend.inputs import Prompt
+from octavo.frontend.logprob_buffer import entries_of, to_entry
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.server import sse
 from octavo.server.generation import Choice, EventStream, GenerationEndpoint, Job
 from octavo.server.limits import decode
-from octavo.server.logprobs import LegacyLogprobs, join_legacy, prompt_logprobs_json
+from octavo.server.logprobs import LegacyLists, LegacyLogprobs, prompt_logprobs_json
 from octavo.server.prompts import completion_prompts
 from octavo.server.sampling import beam_params, completion_params
 from octavo.server.schemas import CompletionRequest, completion_decoder
@@ -78,11 +79,13 @@ class Echo:
         request: CompletionRequest = job.request  # type: ignore[assignment]
         self.text = prompt_text(job, prompt) if request.echo else ""
         self.legacy: LegacyLogprobs | None = None
-        self.logprobs: dict[str, list[Any]] | None = None
+        self.logprobs: LegacyLists | None = None
         if request.logprobs is not None:
             self.legacy = LegacyLogprobs(job.texts, request.logprobs, skip_special_tokens=job.params.skip_special_tokens)
             if request.echo:
-                self.logprobs = self.legacy.add(prompt.token_ids, prompt_logprobs, text=self.text)
+                positions = zip(prompt.token_ids, prompt_logprobs or ())
+                entries = [None if position is None else to_entry(token, position) for token, position in positions]
+                self.logprobs = self.legacy.add(prompt.token_ids, entries, text=self.text)
 
 
 def best_choices(choices: list[Choice], n: int) -> list[Choice]:
@@ -96,9 +99,9 @@ def completion_choice(job: Job, index: int, prompt: int, choice: Choice) -> dict
     echo = Echo(job, job.prompts[prompt], prompt_logprobs)
     logprobs = None
     if echo.legacy is not None:
-        logprobs = echo.legacy.add(choice.token_ids, choice.logprobs)
-        if echo.logprobs is not None:
-            logprobs = join_legacy([echo.logprobs, logprobs])
+        lists = echo.logprobs or LegacyLists()
+        lists.extend(echo.legacy.add(choice.token_ids, choice.logprobs))
+        logprobs = msgspec.Raw(lists.json())
     result: dict[str, Any] = {
         "index": index,
         "text": echo.text + "".join(choice.texts),
@@ -135,7 +138,7 @@ class CompletionWriter:
         n = job.num_choices
         self.echoes: list[Echo | None] = [None] * n
         self.prompt_logprobs: dict[int, list[Any]] = {}
-        self.waiting_logprobs: list[list[dict[str, list[Any]]]] = [[] for _ in range(n)]
+        self.waiting_logprobs: list[LegacyLists | None] = [None] * n
         self.waiting_ids: list[list[int]] = [[] for _ in range(n)]
 
     def frames_of(self, output: RequestOutput, base: int) -> bytes:
@@ -163,7 +166,11 @@ class CompletionWriter:
                 extra = {"prompt_token_ids": self.job.prompt_of(index).token_ids, "token_ids": []} if self.wants_ids else {}
                 parts.append(self._frame(index, echo.text, echo.logprobs, extra))
         if echo.legacy is not None and choice.token_ids:
-            self.waiting_logprobs[index].append(echo.legacy.add(choice.token_ids, choice.logprobs))
+            lists = echo.legacy.add(choice.token_ids, entries_of(choice))
+            if (waiting := self.waiting_logprobs[index]) is None:
+                self.waiting_logprobs[index] = lists
+            else:
+                waiting.extend(lists)
         if self.wants_ids:
             self.waiting_ids[index] += choice.token_ids
         if self.textless and choice.token_ids:
@@ -175,12 +182,15 @@ class CompletionWriter:
         """A frame with all that waited for one."""
         if self.wants_ids:
             extra["token_ids"], self.waiting_ids[index] = self.waiting_ids[index], []
-        waiting, self.waiting_logprobs[index] = self.waiting_logprobs[index], []
-        parts.append(self._frame(index, text, join_legacy(waiting) if waiting else None, extra))
+        waiting, self.waiting_logprobs[index] = self.waiting_logprobs[index], None
+        if extra or self.wants_usage:
+            parts.append(self._frame(index, text, waiting, extra))
+        else:
+            parts.append(self.frames.text(index, text, None if waiting is None else waiting.json()))
 
     def _ending(self, choice: CompletionOutput) -> dict[str, Any]:
         return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
 
-    def _frame(self, index: int, text: str, logprobs: Any, extra: dict[str, Any]) -> bytes:
-        fields = {"text": text, "logprobs": logprobs, "finish_reason": None, **extra}
+    def _frame(self, index: int, text: str, logprobs: LegacyLists | None, extra: dict[str, Any]) -> bytes:
+        fields = {"text": text, "logprobs": None if logprobs is None else msgspec.Raw(logprobs.json()), "finish_reason": None, **extra}
         return self.frames.choice(index, fields, usage=self.job.usage() if self.wants_usage else None)

@@ -147,7 +147,7 @@ class ServerContext:
         limit = self.options.max_queued_requests
         if limit is None:
             return
-        waiting = self.engine.stats.num_waiting
+        waiting = self.engine.stats.num_waiting + self.engine.stats.num_swapped
         queued = max(waiting + new if waiting else 0, self.engine.num_unfinished + new - self.engine.max_num_seqs)
         if queued > limit:
             raise RequestError(

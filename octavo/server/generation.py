@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from octavo.errors import OctavoError, RequestError
 from octavo.frontend.beam_search import BeamSearchParams, beam_generate
 from octavo.frontend.inputs import Prompt
+from octavo.frontend.logprob_buffer import entries_of
 from octavo.frontend.mailbox import Outputs, Taker
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.params import SamplingParams
@@ -31,6 +32,7 @@ from octavo.server.limits import ChunkSink, ClientDisconnect, read_body
 from octavo.server.schemas import GenerationRequest
 from octavo.server.thinking import Thinking, TwoParts
 from octavo.server.watch import DisconnectWatch
+from octavo.types import TokenLogprobs
 
 
 class GenerationError(OctavoError):
@@ -113,20 +115,19 @@ class Choice:
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
     def mean_logprob(self) -> float:
         """Of its tokens; needs log-probabilities. A choice without tokens is as likely as can be."""
-        values = [position[token].logprob for token, position in zip(self.token_ids, self.logprobs)]
+        values = [entry.logprobs[0] for entry in self.logprobs]
         return sum(values) / len(values) if values else 0.0
 
     def add(self, output: CompletionOutput) -> None:
         self.texts.append(output.text)
         self.token_ids.extend(output.token_ids)
-        if output.logprobs:
-            self.logprobs.extend(output.logprobs)
+        self.logprobs += entries_of(output)
         if output.finish_reason is not None:
             self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
 

@@ -10,7 +10,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope
 
 from octavo.frontend.outputs import RequestOutput
-from octavo.server.answers import Step, StepReader, plain_text, read_events
+from octavo.frontend.parsers import Content
+from octavo.server.answers import Step, StepReader, read_events
 from octavo.server.chat_plan import chat_job
 from octavo.server.generation import EventStream, GenerationEndpoint, GenerationError, Job
 from octavo.server.limits import decode
@@ -40,9 +41,10 @@ class MessagesEndpoint(GenerationEndpoint):
         reader = StepReader(job)
 
         def frames_of(output: RequestOutput) -> bytes:
-            steps = reader.read(output)
-            if message.blocks.kind == "text" and (text := plain_text(steps)) is not None:
-                return message.blocks.text_delta(text)
+            event = reader.plain(output)
+            if type(event) is Content and message.blocks.kind == "text":
+                return message.blocks.text_delta(event.text)
+            steps = reader.read(output) if event is None else [Step(output.outputs[0], [event], None)]
             frames = [frame(event) for event in message.steps(steps)]
             if not events.started:  # not before: how much of the prompt was cached is known with the first token
                 frames = [frame({"type": "message_start", "message": message.beginning()}), frame({"type": "ping"}), *frames]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import functools
 import json
 import math
+import re
 import struct
 import time
 import zlib
@@ -19,11 +21,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from octavo.errors import EngineDeadError, RequestError
+from octavo.frontend.logprob_buffer import Logprobs
 from octavo.frontend.mailbox import Mailbox, Taker
-from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
+from octavo.frontend.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.frontend.params import SamplingParams, check_ids
 from octavo.models.pooling import PoolingConfig, Roles
-from octavo.types import EngineReady, EngineStats, PoolingParams
+from octavo.types import EngineReady, EngineStats, PoolingParams, TokenLogprobs
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "[TOOL_CALLS]")
 EOS = 256 + SPECIALS.index("<|im_end|>")
@@ -37,6 +40,8 @@ VOCAB: tuple[bytes, ...] = (
     *(s.encode() for s in SPECIALS),
     *(b" " + w.encode() for w in sorted(set(WORDS))),
 )
+# The texts of tokens, None for those that are a part of a character.
+TEXTS: tuple[str | None, ...] = tuple(raw.decode() if raw.isascii() or len(raw) > 1 else None for raw in VOCAB)
 BLOCK = 16
 
 
@@ -53,18 +58,11 @@ class FakeTokenizer:
 
     def __init__(self) -> None:
         self.ids = {raw: i for i, raw in enumerate(VOCAB)}
-        self.longest = max(map(len, VOCAB))
+        longest_first = sorted(VOCAB, key=len, reverse=True)
+        self.tokens_of = re.compile(b"|".join(map(re.escape, longest_first)), re.DOTALL).findall
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        raw, ids, at = text.encode(), [], 0
-        while at < len(raw):
-            for size in range(min(self.longest, len(raw) - at), 0, -1):
-                token = self.ids.get(raw[at : at + size])
-                if token is not None:
-                    ids.append(token)
-                    at += size
-                    break
-        return ids
+        return [self.ids[raw] for raw in self.tokens_of(text.encode())]
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
         return [self.encode(text, add_special_tokens) for text in texts]
@@ -113,6 +111,11 @@ class FakeChatTemplate:
 class _Sequence:
     """One continuation: what comes next, and what the consumer has not taken yet."""
 
+    __slots__ = (
+        "at", "broken", "count", "finish_reason", "held", "hidden", "index", "length", "logprobs", "params", "plain", "script",
+        "stop_reason", "text", "token_ids",
+    )  # fmt: skip
+
     def __init__(self, index: int, prompt_token_ids: list[int], params: SamplingParams, script: list[int], length: int) -> None:
         self.index = index
         self.params = params
@@ -120,11 +123,13 @@ class _Sequence:
         self.at = (zlib.crc32(repr(prompt_token_ids[-64:]).encode()) + 7 * index) % len(script)
         self.length = length  # ends with EOS after so many tokens
         self.count = 0
-        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.broken: codecs.IncrementalDecoder | None = None  # there while the text ends within a character
+        self.hidden = FakeTokenizer.special_token_ids.difference(params.kept_special_tokens or ()) if params.skip_special_tokens else ()
+        self.plain = params.detokenize and not params.stop  # all text goes out as it is
         self.held = ""  # text that may be the beginning of a stop string
         self.text: list[str] = []
         self.token_ids: list[int] = []
-        self.logprobs: list[dict[int, Logprob]] | None = [] if params.logprobs is not None else None
+        self.logprobs: list[TokenLogprobs] | None = [] if params.logprobs is not None else None
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
 
@@ -133,7 +138,7 @@ class _Sequence:
             return self._finish("length")
         params = self.params
         token = self.script[(self.at + self.count) % len(self.script)]
-        if self.count >= max(self.length, params.min_tokens) and not params.ignore_eos:
+        if self.count >= self.length and self.count >= params.min_tokens and not params.ignore_eos:
             token = EOS
         if params.allowed_token_ids and token not in params.allowed_token_ids:
             token = params.allowed_token_ids[self.count % len(params.allowed_token_ids)]
@@ -145,17 +150,31 @@ class _Sequence:
             return self._finish("stop")
         if params.stop_token_ids and token in params.stop_token_ids:
             return self._finish("stop", token)
-        kept = params.kept_special_tokens or ()
-        if not (token in FakeTokenizer.special_token_ids and params.skip_special_tokens and token not in kept):
-            self._write(self.decoder.decode(VOCAB[token]))
+        if token not in self.hidden:
+            text = TEXTS[token]
+            if text is None or self.broken is not None:
+                text = self._decoded(VOCAB[token])
+            if self.plain:
+                self.text.append(text)
+            else:
+                self._write(text)
         if self.finish_reason is None and self.count >= max_tokens:
             self._finish("length")
+
+    def _decoded(self, raw: bytes) -> str:
+        decoder = self.broken or codecs.getincrementaldecoder("utf-8")(errors="replace")
+        text = decoder.decode(raw)
+        self.broken = decoder if decoder.getstate()[0] else None
+        return text
 
     def _write(self, text: str) -> None:
         if not self.params.detokenize:
             return
         stops = self.params.stop
         if not stops:
+            self.text.append(text)
+            return
+        if not self.held and not any([stop[0] in text for stop in stops]):
             self.text.append(text)
             return
         self.held += text
@@ -171,29 +190,35 @@ class _Sequence:
         self.held = self.held[len(self.held) - keep :]
 
     def _finish(self, reason: str, stop_reason: int | str | None = None) -> None:
-        self.text.append(self.held + self.decoder.decode(b"", final=True))
+        self.text.append(self.held + (self.broken.decode(b"", final=True) if self.broken is not None else ""))
         self.finish_reason, self.stop_reason = reason, stop_reason
 
     def take(self) -> CompletionOutput:
         """What is new since the last call."""
         text = self.text[0] if len(self.text) == 1 else "".join(self.text)
-        output = CompletionOutput(self.index, text, self.token_ids, None, self.logprobs, self.finish_reason, self.stop_reason)
+        logprobs = None if self.logprobs is None else Logprobs(self.logprobs)
+        output = CompletionOutput(self.index, text, self.token_ids, None, logprobs, self.finish_reason, self.stop_reason)
         self.text, self.token_ids = [], []
         if self.logprobs is not None:
             self.logprobs = []
         return output
 
 
-def fake_logprobs(token: int, k: int) -> dict[int, Logprob]:
-    """The token, then the k best, as the front end gives them. The third best has -inf, as a masked token has."""
-    result = {token: Logprob(-0.25, 1)}
-    for rank in range(2, k + 1):
-        result[(token + rank) % len(VOCAB)] = Logprob(-math.inf if rank == 3 else -1.0 * rank, rank)
-    return result
+@functools.lru_cache(maxsize=1 << 14)
+def fake_logprobs(token: int, k: int) -> TokenLogprobs:
+    """The token, then the k best, as the engine gives them. The third best has -inf, as a masked token has."""
+    best = [token, *((token + rank) % len(VOCAB) for rank in range(2, k + 1))][:k]
+    values = [-0.25, *(-math.inf if rank == 3 else -1.0 * rank for rank in range(2, k + 1))][:k]
+    return TokenLogprobs([token, *best], [-0.25, *values], 1)
 
 
 class _Run:
     """One request on the engine, and its outputs that nobody has taken."""
+
+    __slots__ = (
+        "error", "fresh", "live", "mailbox", "max_tokens", "metrics", "num_cached", "prompt", "prompt_logprobs", "prompt_token_ids",
+        "request_id", "sequences",
+    )  # fmt: skip
 
     def __init__(self, request_id: str, prompt: str | None, token_ids: list[int], sequences: list[_Sequence], max_tokens: int) -> None:
         self.request_id = request_id
@@ -203,6 +228,7 @@ class _Run:
         self.live = list(sequences)
         self.max_tokens = max_tokens
         self.prompt_logprobs: Any = None
+        self.metrics = RequestMetrics(time.time())
         self.num_cached = 0
         self.fresh = False  # outputs that the consumer has not taken
         self.mailbox = Mailbox(self)
@@ -226,17 +252,20 @@ class _Run:
 
     def drain(self) -> RequestOutput:
         self.fresh = False
-        outputs = [s.take() for s in self.sequences]
-        self.sequences = self.live if len(self.live) == len(outputs) else [s for s in self.sequences if s.finish_reason is None]
+        sequences = self.sequences
+        outputs = [sequences[0].take()] if len(sequences) == 1 else [s.take() for s in sequences]
+        self.sequences = self.live
         logprobs, self.prompt_logprobs = self.prompt_logprobs, None
-        return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, outputs, not self.live, logprobs, self.num_cached)
+        return RequestOutput(
+            self.request_id, self.prompt, self.prompt_token_ids, outputs, not self.live, logprobs, self.num_cached, self.metrics
+        )
 
     def step(self) -> int:
         live = self.live
         for sequence in live:
             sequence.step(self.max_tokens)
-        if any(s.finish_reason is not None for s in live):
-            self.live = [s for s in live if s.finish_reason is None]
+            if sequence.finish_reason is not None:
+                self.live = [s for s in self.live if s is not sequence]
         self.fresh = True
         self.mailbox.deliver()
         return len(live)
@@ -333,7 +362,7 @@ class MockEngine:
         run.num_cached = cached
         self.stats.num_running = len(self.runs)
         if params.prompt_logprobs is not None:
-            run.prompt_logprobs = [None, *(fake_logprobs(token, params.prompt_logprobs) for token in prompt_token_ids[1:])]
+            run.prompt_logprobs = [None, *Logprobs([fake_logprobs(token, params.prompt_logprobs) for token in prompt_token_ids[1:]])]
         try:
             if self.first_s:
                 await asyncio.sleep(self.first_s)
@@ -402,9 +431,11 @@ class MockEngine:
             self._step()
 
     def _step(self) -> None:
+        tokens = 0
         for run in list(self.runs.values()):
             if run.live:
-                self.stats.generation_tokens += run.step()
+                tokens += run.step()
+        self.stats.generation_tokens += tokens
         self.stats.num_steps += 1
         if self.fail_after is not None:
             self.fail_after -= 1

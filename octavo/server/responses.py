@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 from starlette.types import Scope
 
+from octavo.frontend.logprob_buffer import entries_of
 from octavo.frontend.outputs import RequestOutput
-from octavo.server.answers import Step, StepReader, plain_text, read_events
+from octavo.frontend.parsers import Content
+from octavo.server.answers import Step, StepReader, read_events
 from octavo.server.chat_plan import chat_job
 from octavo.server.errors import describe
 from octavo.server.generation import EventStream, GenerationEndpoint, Job
@@ -45,7 +47,7 @@ class ResponsesEndpoint(GenerationEndpoint):
             if not events.started:  # not before: a schema that can't be kept is then a plain error
                 begun = {"response": response.body("in_progress")}
                 first = response.frames([("response.created", begun), ("response.in_progress", begun)])
-            return first + response.frames_of(reader.read(output))
+            return first + response.frames_of(reader, output)
 
         await events.follow(job, frames_of, reader.ended)
         frames = response.frames(response.end())
@@ -67,9 +69,9 @@ class _Response:
 
     def steps(self, steps: list[Step]) -> Iterator[TypedEvent]:
         for step in steps:
-            entries = []
+            entries: list[msgspec.Raw] = []
             if self.top_k is not None:
-                entries = chat_logprobs(self.job.texts, step.output.token_ids, step.output.logprobs, self.top_k)
+                entries = [msgspec.Raw(shown) for shown in chat_logprobs(self.job.texts, entries_of(step.output), self.top_k)]
             yield from self.items.add(step.events, entries)
             if step.finish_reason == "length":
                 self.status = "incomplete"
@@ -77,12 +79,14 @@ class _Response:
                 self.status = "failed"
                 self.error = {"code": "server_error", "message": f"The response ended early ({step.finish_reason})."}
 
-    def frames_of(self, steps: list[Step]) -> bytes:
-        text = None if self.top_k is not None or self.items.kind != "message" else plain_text(steps)
-        if text is None:
-            return self.frames(self.steps(steps))
+    def frames_of(self, reader: StepReader, output: RequestOutput) -> bytes:
+        event = reader.plain(output)
+        if event is None:
+            return self.frames(self.steps(reader.read(output)))
+        if type(event) is not Content or self.top_k is not None or self.items.kind != "message":
+            return self.frames(self.steps([Step(output.outputs[0], [event], None)]))
         self.number += 1
-        return self.items.text_delta(text, self.number - 1)
+        return self.items.text_delta(event.text, self.number - 1)
 
     def end(self) -> Iterator[TypedEvent]:
         yield from self.items.close("completed" if self.status == "completed" else "incomplete")

@@ -46,12 +46,12 @@ class OutputItems:
         self.keep_broken = keep_broken
         self.items: list[dict[str, Any]] = []
         self.texts: list[str] = []  # of the open item
-        self.logprobs: list[dict[str, Any]] = []  # of the open message
-        self.waiting: list[dict[str, Any]] = []  # those that no text has been sent with yet
+        self.logprobs: list[msgspec.Raw] = []  # of the open message
+        self.waiting: list[msgspec.Raw] = []  # those that no text has been sent with yet
         self.kind = ""  # of the open item
         self.delta_start = b""  # of the open message's text events, with a place for their number
 
-    def add(self, events: list[Event], logprobs: list[dict[str, Any]]) -> Iterator[TypedEvent]:
+    def add(self, events: list[Event], logprobs: list[msgspec.Raw]) -> Iterator[TypedEvent]:
         self.waiting += logprobs
         for event in events:
             if isinstance(event, Content):
@@ -122,7 +122,7 @@ class OutputItems:
         where = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         return where if content_index is None else {**where, "content_index": content_index}
 
-    def _part(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _part(self, text: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

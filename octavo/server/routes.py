@@ -101,7 +101,7 @@ class UtilityRoutes:
             self._refuse_chat_fields(sent)
             tokens = (await encode(self.context, [sent.prompt or ""], sent.add_special_tokens is not False))[0]
         answer: dict[str, Any] = {"count": len(tokens), "max_model_len": self.context.engine.max_model_len, "tokens": tokens}
-        answer["token_strs"] = [self.context.texts.legacy(token) for token in tokens] if sent.return_token_strs else None
+        answer["token_strs"] = [msgspec.Raw(self.context.texts.legacy[token][0]) for token in tokens] if sent.return_token_strs else None
         return json_response(answer)
 
     def _refuse_chat_fields(self, sent: TokenizeRequest) -> None:

@@ -41,12 +41,15 @@ class Frames:
         self.tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self.plain_end = self.text_end + b',"logprobs":null,"finish_reason":null}' + self.tail
         self.starts: list[bytes] = []  # by choice: all that comes before its text
+        self.call_starts: dict[tuple[int, int], bytes] = {}  # by choice and call: all that comes before its arguments
 
-    def text(self, index: int, text: str) -> bytes:
-        """The frame of a text delta, with nothing else in it. The hot path."""
+    def text(self, index: int, text: str, logprobs: bytes | None = None) -> bytes:
+        """The frame of a text delta, with nothing else in it but ``logprobs`` (JSON). The hot path."""
         while len(self.starts) <= index:
             self.starts.append(self.head + b'{"index":%d,' % len(self.starts) + self.text_key)
-        return self.starts[index] + encode(text) + self.plain_end
+        if logprobs is None:
+            return self.starts[index] + encode(text) + self.plain_end
+        return b"".join((self.starts[index], encode(text), self.text_end, b',"logprobs":', logprobs, b',"finish_reason":null}', self.tail))
 
     def choice(self, index: int, fields: dict[str, Any], *, top: dict[str, Any] | None = None, usage: Any = None) -> bytes:
         """A frame with one choice of any fields; ``top`` adds fields to the chunk itself."""
@@ -75,8 +78,11 @@ class ChatFrames(Frames):
 
     def arguments(self, index: int, call: int, text: str) -> bytes:
         """The frame of a further piece of a call's arguments."""
-        start = b'{"index":%d,"delta":{"tool_calls":[{"index":%d,"function":{"arguments":%s}}]' % (index, call, encode(text))
-        return self.head + start + self.plain_end
+        start = self.call_starts.get((index, call))
+        if start is None:
+            start = b'{"index":%d,"delta":{"tool_calls":[{"index":%d,"function":{"arguments":' % (index, call)
+            start = self.call_starts[index, call] = self.head + start
+        return start + encode(text) + b"}}]" + self.plain_end
 
 
 class CompletionFrames(Frames):

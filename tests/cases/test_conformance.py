@@ -65,13 +65,17 @@ def offsets_start_anew(self, *args, **kwargs):
     return real_add(self, *args, **kwargs)
 
 
+def tops_unasked(*args):
+    return [shown[:-2] + b'{"token":"a","logprob":-1.0,"bytes":[97]}]}' for shown in logprobs.chat_logprobs(*args)]
+
+
 BROKEN: list[tuple[str, Any, str, Any, str]] = [
     ("1", _Sequence, "_write", leak_a_character, "the text is"),
     ("2", chat.ChatWriter, "frames_of", empty_frames, "empty content"),
     ("3", logprobs.LegacyLogprobs, "add", offsets_start_anew, "has the offset"),
     ("4", chat.sse.CompletionFrames, "usage", lambda self, usage: chat.sse.event(b'{"choices":[],"usage":null}'), "shape"),
-    ("5", logprobs, "finite", lambda value: 1.5, "log-probabilities [1.5"),
-    ("6", chat, "chat_logprobs", lambda *args: logprobs.chat_logprobs(*args[:3], 1), "top_logprobs is"),
+    ("5", logprobs, "numbers", lambda values: [b"1.5"] * len(values), "log-probabilities [1.5"),
+    ("6", chat, "chat_logprobs", tops_unasked, "top_logprobs is"),
     ("7", sampling, "check_ids", lambda *args: None, "answered 200 instead of 400"),
     ("12", MockEngine, "abort", lambda self, request_id: None, "still runs"),
     ("15", context.ServerContext, "check_model", lambda self, name: name or "mock-model", "answered 200 instead of 404"),

@@ -56,6 +56,7 @@ def test_a_model_has_no_demo_line(served: Served, capsys: pytest.CaptureFixture[
         (["--tensor-parallel-size", "2"], "tensor_parallel_size", 2),
         (["--seed", "-3"], "seed", -3),
         (["--swap-space", "0.5"], "swap_space", 0.5),
+        (["--swap-space", "auto"], "swap_space", None),
         (["--enable-prefix-caching"], "enable_prefix_caching", True),
         (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
         (["--no_enable_prefix_caching"], "enable_prefix_caching", False),

@@ -64,7 +64,9 @@ def expected(model: tuple[str, Any]) -> list[list[int]]:
         {"enforce_eager": True},
         {},
         {"max_num_batched_tokens": 64, "max_num_seqs": 16},
-        {"num_gpu_blocks_override": 60, "max_num_seqs": 16},
+        {"num_gpu_blocks_override": 60, "max_num_seqs": 16, "swap_space": 0},
+        {"num_gpu_blocks_override": 60, "max_num_seqs": 16, "swap_space": 0.25},
+        {"num_gpu_blocks_override": 60, "max_num_seqs": 16, "swap_space": 0.25, "enforce_eager": True, "enable_prefix_caching": True},
         {"enable_prefix_caching": True, "max_num_seqs": 5},
         {"attention_backend": "triton", "block_size": 32},
         {"fused_write": "256", "enforce_eager": True},
@@ -79,12 +81,15 @@ def test_greedy_equals_transformers(
     model: tuple[str, Any], expected: list[list[int]], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from octavo import LLM, SamplingParams
+    from octavo.engine.cost_model import CostModel
 
     options = dict(options)
     monkeypatch.setenv("OCTAVO_FUSED_WRITE", options.pop("fused_write", "0"))
     settings: dict[str, Any] = dict(enable_prefix_caching=False, max_num_seqs=32, kv_cache_memory=64 * 2**20) | options
     llm = LLM(model=model[0], dtype="float32", device="cuda", skip_tokenizer_init=True, max_model_len=512, **settings)
     params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, detokenize=False)
+    if options.get("swap_space"):  # so small a model is recomputed sooner; while nothing is known of that, all is moved
+        llm.engine.scheduler.preemption.costs = CostModel()
     prompts = [{"prompt_token_ids": p} for p in make_prompts()]
     for _ in range(2):  # the second time with what the first left in the prefix cache
         got = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
@@ -92,6 +97,7 @@ def test_greedy_equals_transformers(
         assert not wrong, f"{len(wrong)} of {NUM_PROMPTS} differ, first {wrong[0]}: {got[wrong[0]]} instead of {expected[wrong[0]]}"
     if "num_gpu_blocks_override" in options:
         assert llm.engine.stats().num_preemptions > 0
+        assert (llm.engine.stats().num_blocks_in > 0) == bool(options.get("swap_space"))
     if options.get("enable_prefix_caching"):
         assert llm.engine.stats().prefix_cache_hits > 0
     llm.shutdown()

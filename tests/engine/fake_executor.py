@@ -75,15 +75,26 @@ class Row:
 class FakeExecutor:
     """``lazy``: a step is run when it is collected, so a plan that changes after its submission is found out."""
 
-    num_cpu_blocks = 0
     whole_prompts = False
+    swap_block_s = 0.0
 
     def __init__(
-        self, num_blocks: int, block_size: int, max_rows: int, budget: int, vocab: int, steps_ahead: int, lazy: bool = False
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_rows: int,
+        budget: int,
+        vocab: int,
+        steps_ahead: int,
+        lazy: bool = False,
+        num_cpu_blocks: int = 0,
     ) -> None:
         self.steps_ahead, self.num_blocks, self.block_size = steps_ahead, num_blocks, block_size
+        self.num_cpu_blocks = num_cpu_blocks
         self.max_rows, self.budget, self.vocab, self.lazy = max_rows, budget, vocab, lazy
         self.kv = [[-1 - block * block_size - i for i in range(block_size)] for block in range(num_blocks)]
+        self.cpu_kv: list[list[int]] = [[-1] * block_size] * num_cpu_blocks
+        self.num_spoilt = num_blocks * block_size
         self.rows: list[Row | None] = [None] * max_rows
         self.pending: deque[StepPlan | StepResult] = deque()
         self.fail_row = lambda plan: None  # the row to report an error for
@@ -108,6 +119,7 @@ class FakeExecutor:
         self.running = False
 
     def _run(self, plan: StepPlan) -> StepResult:
+        self._swap_blocks(plan)
         self._copy_blocks(plan)
         for init in plan.row_inits:
             tokens = init.prompt_token_ids + init.output_token_ids
@@ -121,6 +133,22 @@ class FakeExecutor:
             table[append.offset : append.offset + len(append.block_ids)] = append.block_ids
         self._forward(plan)
         return self._sample(plan)
+
+    def _swap_blocks(self, plan: StepPlan) -> None:
+        """Out, then in. What came in is spoilt in CPU memory, so that nobody can rely on it longer."""
+        targets = {target for _, target in plan.swap_ins}
+        places = {place for _, place in plan.swap_outs}
+        assert len(targets) == len(plan.swap_ins) and len(places) == len(plan.swap_outs), "moves must not depend on their order"
+        assert len({place for place, _ in plan.swap_ins}) == len(targets), "a CPU block has one owner"
+        moves = plan.swap_outs + [(block, place) for place, block in plan.swap_ins]
+        assert all(0 <= block < self.num_blocks and 0 <= place < self.num_cpu_blocks for block, place in moves)
+        assert not targets & {block for pair in plan.copies for block in pair}, "a block comes in to one that is copied"
+        for block, place in plan.swap_outs:
+            self.cpu_kv[place] = list(self.kv[block])
+        for place, block in plan.swap_ins:
+            self.kv[block] = self.cpu_kv[place]
+            self.num_spoilt += self.block_size
+            self.cpu_kv[place] = [-1 - self.num_spoilt - i for i in range(self.block_size)]
 
     def _copy_blocks(self, plan: StepPlan) -> None:
         sources, targets = {s for s, _ in plan.copies}, [t for _, t in plan.copies]

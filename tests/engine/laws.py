@@ -29,6 +29,19 @@ def check_laws(engine: Engine) -> None:
     cached = {b: h for b, h in enumerate(kv.cache.hash_of) if h is not None}
     assert {h: b for b, h in cached.items()} == kv.cache._block_of
 
+    # The swap tier: CPU blocks are owned, by waiting sequences alone, and by one each.
+    tier = kv.swap
+    swapped = [s for s in sequences if s.swapped is not None]
+    places = [place for s in swapped for place in s.swapped.blocks]
+    assert len(places) == len(set(places))
+    assert set(places) == {b for b, n in enumerate(tier.pool.refs) if n} and all(n <= 1 for n in tier.pool.refs)
+    assert tier.pool.num_free + tier.pool.num_freeing + len(places) == tier.pool.num_blocks
+    assert tier.num_sequences == len(swapped) and all(s.status is Status.WAITING for s in swapped)
+    assert not tier.ins, "what comes in is read by the step that it was planned for"
+    for s in swapped:
+        assert 0 < s.swapped.num_computed < s.length and s.swapped.left * kv.block_size <= s.swapped.num_computed
+        assert s.swapped.left + len(s.swapped.blocks) == kv.blocks_for(s.swapped.num_computed)
+
     rows = [s.row for s in sequences if s.row >= 0]
     assert sorted(rows + scheduler.free_rows) == list(range(scheduler.settings.max_num_seqs))
     assert all((s.row >= 0) == (s.status is Status.RUNNING) for s in sequences if s.status is not Status.HELD)
@@ -43,6 +56,6 @@ def check_empty(engine: Engine) -> None:
     check_laws(engine)
     scheduler = engine.scheduler
     assert not scheduler.requests and not scheduler.in_flight and not scheduler.waiting.items and not scheduler.running.items
-    assert not any(scheduler.kv.pool.refs)
+    assert not any(scheduler.kv.pool.refs) and not any(scheduler.kv.swap.pool.refs)
     assert len(scheduler.free_rows) == scheduler.settings.max_num_seqs
     assert not engine.has_work()

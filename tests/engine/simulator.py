@@ -36,6 +36,7 @@ class Device:
     host_eager: float = 0.0  # per step that no graph holds
     capture: float = 0.0  # once per size of step
     steps_ahead: int = 1
+    move: float = 0.0  # to move a block of 16 tokens to or from CPU memory
     sizes: tuple[int, ...] = (16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 
     @property
@@ -57,20 +58,27 @@ class Device:
         context = sum(a.start + 1 for a in plan.advances if a.token_ids is None)
         pairs = sum(a.count * (a.start + a.count / 2) for a in plan.advances if a.token_ids is not None)
         rows = sum(len(a.sample_rows) for a in plan.advances)
-        return max(self.weights, self.token * tokens) + self.context * context + self.pair * pairs + self.row * rows + self.constant
+        moves = self.move * (len(plan.swap_outs) + len(plan.swap_ins))
+        reading = max(self.weights, self.token * tokens)
+        return reading + self.context * context + self.pair * pairs + self.row * rows + self.constant + moves
 
 
 # Fitted to figures measured with one H200: 8B prefills 43,000 tokens a second and decodes 50 sequences in 6 ms, 0.6B prefills
-# 390,000 and decodes 256 in about 4; and to a 135M model on two CPU cores.
-H200_8B = Device("cuda", 3.9 * MS, 0.0228 * MS, 147e3 / 4.3e12, 0.6e6 / 600e12, 0.008 * MS, 0.3 * MS, 0.5 * MS, 5 * MS, 60 * MS)
-H200_06B = Device("cuda", 0.35 * MS, 0.0025 * MS, 115e3 / 4.3e12, 0.25e6 / 500e12, 0.003 * MS, 0.3 * MS, 0.35 * MS, 4 * MS, 50 * MS)
-CPU_135M = Device("cpu", 7 * MS, 1.05 * MS, 2e-6, 4e-8, 0.3 * MS, 1 * MS, 0.3 * MS, steps_ahead=0)
+# 390,000 and decodes 256 in about 4; and to a 135M model on two CPU cores. Moves: at 40 GB/s, and as measured.
+H200_8B = Device(
+    "cuda", 3.9 * MS, 0.0228 * MS, 147e3 / 4.3e12, 0.6e6 / 600e12, 0.008 * MS, 0.3 * MS, 0.5 * MS, 5 * MS, 60 * MS, move=2.36e6 / 40e9
+)
+H200_06B = Device(
+    "cuda", 0.35 * MS, 0.0025 * MS, 115e3 / 4.3e12, 0.25e6 / 500e12, 0.003 * MS, 0.3 * MS, 0.35 * MS, 4 * MS, 50 * MS, move=1.84e6 / 40e9
+)
+CPU_135M = Device("cpu", 7 * MS, 1.05 * MS, 2e-6, 4e-8, 0.3 * MS, 1 * MS, 0.3 * MS, steps_ahead=0, move=0.1 * MS)
 
 
 class SimulatedExecutor:
     """Runs plans in time only. ``now`` is the host's clock; the device works through what was submitted beside it."""
 
     num_cpu_blocks = 0
+    swap_block_s = 0.0
     whole_prompts = False
     num_blocks = 1 << 20
 
@@ -154,13 +162,25 @@ def at(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def simulate(device: Device, load: Load, rule: PaceRule | None, *, max_num_seqs: int = 256, seed: int = 0, noise: float = 0.03) -> Measured:
+def simulate(
+    device: Device,
+    load: Load,
+    rule: PaceRule | None,
+    *,
+    max_num_seqs: int = 256,
+    seed: int = 0,
+    noise: float = 0.03,
+    num_blocks: int = SimulatedExecutor.num_blocks,
+    num_cpu_blocks: int = 0,
+) -> Measured:
     """``rule`` None: the token budget alone. ``noise``: steps vary by this share; 0 also leaves out pauses of the machine."""
     executor = SimulatedExecutor(device, seed, noise)
     settings = SchedulerSettings(
-        num_blocks=executor.num_blocks,
+        num_blocks=num_blocks,
         block_size=16,
         max_model_len=1 << 17,
+        num_cpu_blocks=num_cpu_blocks,
+        swap_block_s=device.move,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=8192 if device.kind == "cuda" else 2048,
         prefix_caching=False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter, defaultdict
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,14 @@ def random_rule(rng: random.Random) -> PaceRule | None:
     )
 
 
+def random_swap_tier(rng: random.Random, whole: int) -> dict[str, Any]:
+    """``whole``: blocks of one longest sequence. Times are far apart: swapping pays always, sometimes, or never."""
+    if rng.random() < 0.25:
+        return {}
+    num_cpu_blocks = rng.choice((rng.randint(1, whole), rng.randint(whole, 3 * whole), 20 * whole))
+    return {"num_cpu_blocks": num_cpu_blocks, "swap_block_s": rng.choice((0.0, 1e-9, 1e-3, 10.0))}
+
+
 class Trial:
     """One random engine, its random requests, and the truth about them."""
 
@@ -77,9 +86,17 @@ class Trial:
             policy=rng.choice(("fcfs", "priority")),
             pace=random_rule(random.Random(-number)) if chunked else None,
             seed=rng.randint(0, 3),
+            **random_swap_tier(random.Random(-number - 10**6), whole),
         )
         self.executor = FakeExecutor(
-            self.settings.num_blocks, block_size, max_num_seqs, budget, self.vocab, rng.choice((0, 1, 1, 2)), lazy=rng.random() < 0.5
+            self.settings.num_blocks,
+            block_size,
+            max_num_seqs,
+            budget,
+            self.vocab,
+            rng.choice((0, 1, 1, 2)),
+            lazy=rng.random() < 0.5,
+            num_cpu_blocks=self.settings.num_cpu_blocks,
         )
         if rng.random() < 0.1:
             self.executor.fail_row = lambda plan: rng.choice(plan.advances).row if rng.random() < 0.05 else None
@@ -220,6 +237,8 @@ class Trial:
         SEEN["preempted"] += stats.num_preemptions
         SEEN["hits"] += stats.prefix_cache_hits
         SEEN["tokens"] += num_tokens
+        SEEN["swapped out"] += stats.num_blocks_out
+        SEEN["swapped in"] += stats.num_blocks_in
         SEEN["copied"] += sum(len(plan.copies) for plan in self.executor.plans)
         SEEN["ahead"] += self.executor.steps_ahead
         costs = self.engine.scheduler.pace.costs
@@ -273,6 +292,6 @@ def test_the_schedules_met_everything() -> None:
         pytest.skip("runs after the schedules of this process")
     if NUM_SCHEDULES >= 1000:
         ends = ("refused", "aborted", "stop", "length", "error")
-        for what in (*ends, "preempted", "hits", "forked", "copied", "ahead", "measured", "rationed"):
+        for what in (*ends, "preempted", "hits", "forked", "copied", "swapped out", "swapped in", "ahead", "measured", "rationed"):
             assert SEEN[what] > 20, (what, SEEN)
     print(dict(SEEN))

@@ -14,6 +14,7 @@ from octavo.attention.reference import ReferenceAttention
 from octavo.engine.core import Engine
 from octavo.engine.settings import SchedulerSettings
 from octavo.executor.model_runner import ModelRunner, PendingStep
+from octavo.executor.swap import WORD, HostMemory, SwapSpace
 from octavo.sampling.batch import SamplingState
 from octavo.sampling.sampler import Sampler
 from octavo.types import GenerateRequest, RowInit, StepPlan, StepResult, TokenParams
@@ -31,10 +32,10 @@ def model(request: pytest.FixtureRequest) -> Any:
 class RunnerExecutor:
     """The executor's part around a ModelRunner, on ReferenceAttention."""
 
-    num_cpu_blocks = 0
+    swap_block_s = 0.0
     whole_prompts = False
 
-    def __init__(self, model: Any, *, num_blocks: int, block_size: int, max_rows: int, steps_ahead: int) -> None:
+    def __init__(self, model: Any, *, num_blocks: int, block_size: int, max_rows: int, steps_ahead: int, num_cpu_blocks: int = 0) -> None:
         backend = ReferenceAttention()
         device = torch.device("cpu")
         caches = [
@@ -46,7 +47,12 @@ class RunnerExecutor:
         self.runner = ModelRunner(
             model, backend, caches, block_size=block_size, max_rows=max_rows, max_model_len=MAX_LEN, vocab_size=VOCAB, device=device
         )
-        self.num_blocks, self.steps_ahead = num_blocks, steps_ahead
+        self.num_blocks, self.num_cpu_blocks, self.steps_ahead = num_blocks, num_cpu_blocks, steps_ahead
+        if num_cpu_blocks:
+            words = sum(cache[0].nbytes for cache in caches) // WORD.itemsize
+            memory = HostMemory(num_cpu_blocks * words * WORD.itemsize, device)
+            self.runner.swap = SwapSpace(memory, torch.empty(3, words, dtype=WORD), caches)  # so few that most moves take turns
+            memory.words.view(torch.float32).fill_(float("nan"))
         self.pending: deque[PendingStep] = deque()
         self.num_copies = 0
         self.most_tokens = 0
@@ -107,14 +113,26 @@ def random_requests(rng: random.Random, count: int) -> list[GenerateRequest]:
 
 
 @pytest.mark.parametrize(
-    ("steps_ahead", "budget", "num_blocks", "prefix_caching"),
-    [(0, 64, 64, True), (1, 64, 64, True), (0, 7, 64, True), (1, 9, 17, True), (1, 6, 17, False), (0, 30, 17, True)],
+    ("steps_ahead", "budget", "num_blocks", "prefix_caching", "num_cpu_blocks"),
+    [
+        (0, 64, 64, True, 0),
+        (1, 64, 64, True, 0),
+        (0, 7, 64, True, 0),
+        (1, 9, 17, True, 0),
+        (1, 6, 17, False, 0),
+        (0, 30, 17, True, 0),
+        (1, 9, 17, True, 60),
+        (1, 6, 17, False, 60),
+        (0, 30, 17, True, 14),
+    ],
 )
 def test_batches_chunks_prefix_hits_and_preemption_change_no_token(
-    model: Any, steps_ahead: int, budget: int, num_blocks: int, prefix_caching: bool
+    model: Any, steps_ahead: int, budget: int, num_blocks: int, prefix_caching: bool, num_cpu_blocks: int
 ) -> None:
     rng = random.Random(f"{steps_ahead} {budget} {num_blocks}")
-    executor = RunnerExecutor(model, num_blocks=num_blocks, block_size=4, max_rows=6, steps_ahead=steps_ahead)
+    executor = RunnerExecutor(
+        model, num_blocks=num_blocks, block_size=4, max_rows=6, steps_ahead=steps_ahead, num_cpu_blocks=num_cpu_blocks
+    )
     settings = SchedulerSettings(
         num_blocks=num_blocks,
         block_size=4,
@@ -122,6 +140,7 @@ def test_batches_chunks_prefix_hits_and_preemption_change_no_token(
         max_num_seqs=6,
         max_num_batched_tokens=budget,
         prefix_caching=prefix_caching,
+        num_cpu_blocks=num_cpu_blocks,
     )
     engine = Engine.from_settings(settings, executor)
     requests = random_requests(rng, 14)
@@ -146,6 +165,7 @@ def test_batches_chunks_prefix_hits_and_preemption_change_no_token(
     assert executor.most_tokens <= budget
     if num_blocks < 20:
         assert engine.stats().num_preemptions > 0
+    assert (engine.stats().num_blocks_in > 0) == (num_cpu_blocks > 0)
     assert (engine.stats().prefix_cache_hits > 0) == prefix_caching
     assert engine.stats().kv_cache_usage == 0
     for request in requests:

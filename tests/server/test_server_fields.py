@@ -31,15 +31,16 @@ def events(http: httpx.Client, path: str, **body) -> list[dict]:
 def test_best_of_takes_the_likeliest(http, monkeypatch):
     """Sequence i has a mean log-probability of its own; those with the best come back, in order, without log-probabilities."""
     import octavo.server.mock as mock
+    from octavo.types import TokenLogprobs
 
     means = {0: -3.0, 1: -0.5, 2: -2.0, 3: -0.1}
     real = mock._Sequence.step
 
     def step(self, max_tokens: int) -> None:
         real(self, max_tokens)
-        for position in self.logprobs or ():
-            for entry in position.values():
-                entry.logprob = means[self.index]
+        self.logprobs = self.logprobs and [
+            TokenLogprobs(entry.token_ids, [means[self.index]] * len(entry.token_ids), 1) for entry in self.logprobs
+        ]
 
     plain = post(http, COMPLETIONS, n=4, max_tokens=5)["choices"]
     monkeypatch.setattr(mock._Sequence, "step", step)

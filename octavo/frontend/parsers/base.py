@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 from octavo.frontend.parsers.events import CallStatus, Content, Event, ToolCallArguments, ToolCallEnd, ToolCallStart, merged
-from octavo.frontend.parsers.reader import SPACE, Broken, EndOfText, Reader, Steps, Tags
-from octavo.frontend.parsers.scan import JsonScanner
+from octavo.frontend.parsers.reader import SPACE, Broken, EndOfText, Reader, Steps, Stretch, Tags
+from octavo.frontend.parsers.scan import JSON_SPECIAL, JsonScanner
 from octavo.frontend.parsers.schema import ToolSet
 
 MAX_NAME = 256  # characters of a tool's or a parameter's name: what is longer is no call
@@ -26,7 +27,7 @@ NAME = re.compile(r"[\w.\-]*")
 
 
 class TextParser:
-    """A parser of one answer's text: ``push`` its pieces, ``finish`` once. Subclasses write `_run`."""
+    """A parser of one answer's text: ``push`` its pieces, ``finish`` once. Subclasses write `_run`, and may write `_standing`."""
 
     markers: ClassVar[tuple[str, ...]] = ()
     """The special tokens that the detokenizer must not skip, for the parser to see them."""
@@ -37,6 +38,19 @@ class TextParser:
         self._finish_reason: str | None = None
         self._finished = False
         self._steps: Steps[None] | None = None
+        self._stretch: Stretch | None = None
+
+    def plain(self, text: str) -> Event | None:
+        """The one event that ``text`` comes to, if it only goes on with what stands before it, as nearly every token does.
+
+        None, and nothing is done, if it must be looked at: `push` it then. That gives the same event, only later.
+        """
+        stretch = self._stretch
+        if stretch is None or not text or stretch.special(text) or (stretch.space_waits and text[-1] in SPACE):
+            return None
+        if (raw := self._reader.raw) is not None:
+            raw.append(text)
+        return stretch.event(text)
 
     def push(self, text: str) -> list[Event]:
         """Take new text; what is now certain. RuntimeError after `finish`."""
@@ -44,8 +58,12 @@ class TextParser:
             raise RuntimeError("The parser has finished: a new answer needs a new parser.")
         if not text:
             return []
-        self._reader.feed(text)
+        if (event := self.plain(text)) is not None:
+            return [event]
+        reader = self._reader
+        reader.feed(text)
         self._resume()
+        self._stretch = self._standing() if reader.at == len(reader.text) else None
         return self._drain()
 
     def finish(self, finish_reason: str | None = "stop") -> list[Event]:
@@ -53,6 +71,7 @@ class TextParser:
         if self._finished:
             return []
         self._finished = True
+        self._stretch = None
         self._finish_reason = finish_reason
         self._reader.closed = True
         self._resume()
@@ -72,6 +91,10 @@ class TextParser:
         """Read all of the text; returns when it has ended."""
         raise NotImplementedError
 
+    def _standing(self) -> Stretch | None:
+        """Where `_run` stands, all text that has come being consumed; None where it must see what comes."""
+        return None
+
 
 class ToolParser(TextParser):
     """The loop of a format with tags: content up to a tag, then what `_calls` reads."""
@@ -89,20 +112,19 @@ class ToolParser(TextParser):
         self._had_call = self._had_content = False
         self._space: list[str] = []  # white space that is content if text follows it
         self._between = False  # what comes next is content, up to a tag
+        self._scanner: JsonScanner | None = None  # there while arguments are passed on as they come
 
     def push(self, text: str) -> list[Event]:
         if not self.tools and not self._finished:
             return [Content(text)] if text else []
-        if self._between and text and self._is_plain(text):
-            return [Content(text)]
         return super().push(text)
 
-    def _is_plain(self, text: str) -> bool:
-        """Whether all of it is content, and nothing is to be done but to say so: true of nearly every token outside of calls."""
-        reader, tags = self._reader, self.tags
-        if self._finished or self._space or not self._had_content or text[-1] in SPACE or reader.at < len(reader.text):
-            return False
-        return tags is not None and not tags.may_begin(text)
+    def _standing(self) -> Stretch | None:
+        if self._between and self.tags is not None:
+            return Stretch(self.tags.special, Content, True) if self._had_content and not self._space else None
+        if self._scanner is not None and self._scanner.in_string:
+            return Stretch(JSON_SPECIAL, partial(ToolCallArguments, self._index))
+        return None
 
     def _run(self) -> Steps[None]:
         yield from self._attempt(self._opening, "")
@@ -189,7 +211,11 @@ class ToolParser(TextParser):
 
     def read_object(self) -> Steps[None]:
         """Read the open call's arguments where they are a JSON object, passing them on as they come; `end` is the caller's."""
-        yield from self._reader.scan(JsonScanner(objects_only=True), self.arguments)
+        self._scanner = JsonScanner(objects_only=True)
+        try:
+            yield from self._reader.scan(self._scanner, self.arguments)
+        finally:
+            self._scanner = None
         self._whole = True
 
     def read_name(self) -> Steps[str]:

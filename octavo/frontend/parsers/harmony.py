@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 from octavo.frontend.parsers.base import TextParser, ToolParser
-from octavo.frontend.parsers.events import Event, Reasoning
-from octavo.frontend.parsers.reader import Broken, EndOfText, Steps, Tags
+from octavo.frontend.parsers.events import Content, Event, Reasoning
+from octavo.frontend.parsers.reader import Broken, EndOfText, Steps, Stretch, Tags
 from octavo.frontend.parsers.schema import ToolSet
 
 _MAX_HEADER = 512
@@ -37,6 +37,7 @@ class HarmonyParser(ToolParser):
         self.in_reasoning = False
         self._following = ""  # the tag that ended a message by beginning the next
         self._had_reasoning = self._separate = False
+        self._in_body = False  # of a message that is no call
 
     def push(self, text: str) -> list[Event]:
         return TextParser.push(self, text)  # messages are split without tools, too
@@ -61,6 +62,13 @@ class HarmonyParser(ToolParser):
                 self.in_reasoning = False
         self._flush_space()
 
+    def _standing(self) -> Stretch | None:
+        if not self._in_body or self._separate:
+            return super()._standing()
+        if self.in_reasoning:
+            return Stretch(_BODY_END.special, Reasoning) if self._had_reasoning else None
+        return Stretch(_BODY_END.special, Content, True) if self._had_content and not self._space else None
+
     def _message(self, tag: str) -> Steps[None]:
         reader = self._reader
         header = tag
@@ -76,7 +84,9 @@ class HarmonyParser(ToolParser):
         channel = _CHANNEL.search(header)
         self.in_reasoning = channel is not None and channel.group(1) == "analysis"
         self._separate = self._had_reasoning if self.in_reasoning else self._had_content
+        self._in_body = True
         tag = yield from reader.until(_BODY_END, self._reason if self.in_reasoning else self._say)
+        self._in_body = False
         self._following = tag if tag in _HEADER else ""
 
     def _call(self, recipient: str) -> Steps[None]:

@@ -18,14 +18,14 @@ class WholeCalls:
     def __init__(self) -> None:
         self._held: list[Event] = []
         self._index = 0
-        self._holding = False
+        self.holding = False
 
     def push(self, events: list[Event]) -> list[Event]:
         out: list[Event] = []
         for event in events:
             if isinstance(event, ToolCallStart):
-                self._holding = True
-            if not self._holding:
+                self.holding = True
+            if not self.holding:
                 out.append(event)
                 continue
             self._held.append(event)
@@ -33,7 +33,7 @@ class WholeCalls:
                 if event.status != "broken":
                     out.extend(_with_index(held, self._index) for held in merged(self._held))
                     self._index += 1
-                self._held, self._holding = [], False
+                self._held, self.holding = [], False
         return out
 
 
@@ -69,6 +69,16 @@ class OutputParser:
     def markers(self) -> tuple[str, ...]:
         """Special tokens that the text must still contain, for the parser to see them."""
         return tuple(marker for part in (self._reasoning, self._tool_calls) if part is not None for marker in part.markers)
+
+    def plain(self, text: str) -> Event | None:
+        """The one event that ``text`` comes to, if it only goes on with what stands before it: `TextParser.plain`."""
+        if self._whole_calls is not None and self._whole_calls.holding:
+            return None
+        if self._reasoning is not None:
+            event = self._reasoning.plain(text)
+            if self._tool_calls is None or type(event) is not Content:
+                return event
+        return self._tool_calls.plain(text) if self._tool_calls is not None else None
 
     def push(self, text: str) -> list[Event]:
         """Take new text; the events that are now certain. Neighbours of one kind are one event."""

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from octavo.frontend.parsers.events import Event
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -28,6 +31,22 @@ class EndOfText(Exception):
     """The text ended where the format says that more must come."""
 
 
+Special = Callable[[str], "re.Match[str] | None"]
+"""Finds in a text what must be looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Where a parser stands while text of one kind goes on: a piece with nothing ``special`` in it is one more ``event``.
+
+    ``space_waits``: white space at its end is special, too.
+    """
+
+    special: Special
+    event: Callable[[str], Event]
+    space_waits: bool = False
+
+
 class Tags:
     """A set of literal tags, none the beginning of another, to be searched for in a stream."""
 
@@ -38,8 +57,8 @@ class Tags:
         self._search = re.compile("|".join(re.escape(tag) for tag in tags)).search
         first = re.compile("[" + "".join(re.escape(char) for char in sorted({tag[0] for tag in tags})) + "]")
         self._first = first.finditer
-        self.may_begin = first.search
-        """Finds a character in a text that a tag begins with."""
+        self.special: Special = first.search
+        """Finds a character that a tag begins with."""
         self._longest = max(map(len, tags))
 
     def find(self, text: str, at: int, limit: int | None = None) -> tuple[int, str]:

@@ -8,14 +8,18 @@ White space around the reasoning is dropped; content that no reasoning precedes 
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, Literal
 
 from octavo.frontend.parsers.base import TextParser
 from octavo.frontend.parsers.events import Content, Reasoning
-from octavo.frontend.parsers.reader import SPACE, Steps, Tags
+from octavo.frontend.parsers.reader import SPACE, Steps, Stretch, Tags
 
 Beginning = Literal["open", "closed", "detect"]
 """The answer begins within reasoning, after it, or with the opening tag if it has any."""
+
+
+_REST = Stretch(re.compile("(?!)").search, Content)  # nothing is special
 
 
 class ReasoningParser(TextParser):
@@ -36,6 +40,7 @@ class ReasoningParser(TextParser):
         self._end = Tags(self.end_tag)
         self._space: list[str] = []
         self._begun = False
+        self._over = False  # all that comes is content
 
     def _look_at(self, prompt_end: str) -> Beginning:
         prompt_end = prompt_end.rstrip(SPACE)
@@ -57,7 +62,15 @@ class ReasoningParser(TextParser):
                 yield from reader.spaces()
             else:
                 self._out.extend(Content(part) for part in raw)
+        self._over = True
         yield from reader.rest(lambda text: self._out.append(Content(text)))
+
+    def _standing(self) -> Stretch | None:
+        if self._over:
+            return _REST
+        if self.in_reasoning and self._begun and not self._space:
+            return Stretch(self._end.special, Reasoning, True)
+        return None
 
     def _reason(self, text: str) -> None:
         body = text.rstrip(SPACE)

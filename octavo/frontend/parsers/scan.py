@@ -14,6 +14,8 @@ from octavo.frontend.parsers.reader import Broken, Scanner
 MAX_DEPTH = 128
 MAX_TOKEN = 512  # characters of a number or a word
 _JSON_RUN = re.compile(r'[^"\\\x00-\x1f]*')
+JSON_SPECIAL = re.compile(r'["\\\x00-\x1f]').search
+"""Finds what is not just a further character of a JSON string."""
 _JSON_WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -192,6 +194,11 @@ class JsonScanner(_Automaton):
         self._hex = ""
         if objects_only:
             self._state = self._object
+
+    @property
+    def in_string(self) -> bool:
+        """Whether the value so far ends within a string, and not within an escape."""
+        return self._state == self._in_string
 
     def _object(self, text: str, at: int, out: list[str]) -> int:
         at = self._spaces(text, at, out)
