@@ -118,8 +118,8 @@ def make_backend(name: str) -> Any:
     ],
 )
 def test_against_the_ground_truth(name: str, indirect: bool, heads, dim, options) -> None:
-    if INTERPRETED and name == "triton" and indirect:
-        pytest.skip("slow, and the fused one shows it")
+    if INTERPRETED and indirect == (name == "triton"):
+        pytest.skip("slow; one of the two shows each")
     layer = make_layer(*heads, dim, **norms(dim), **options)
     cuts = CUTS if INTERPRETED else LONG
     ours = run_steps(make_backend(name), layer, cuts, indirect)
@@ -133,9 +133,9 @@ def test_one_launch_and_two_give_the_same_step_by_step() -> None:
     from octavo.attention.triton import TritonAttention
 
     layer = make_layer(4, 2, 16, **norms(16))
-    cuts = [[5, 1, 1, 1, 20], [130, 1, 1], [1, 1, 40, 1], [3, 1]]
+    cuts = [[5, 1, 1, 7], [33, 1, 1], [1, 1, 10, 1]]
     expected = run_steps(TritonAttention(fused_write=0), layer, cuts, indirect=True)
-    for limit in (1, 100):
+    for limit in (2, 100):
         ours = run_steps(TritonAttention(fused_write=limit), layer, cuts, indirect=True)
         assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
 
