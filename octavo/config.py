@@ -2,7 +2,7 @@
 
 One field = one flag = one keyword argument (``max_model_len`` ↔ ``--max-model-len``). Metadata: ``help`` is the flag's
 help text; ``choices``; ``short``; ``aliases`` (other spellings); ``repeat`` (a tuple field whose flag may be given several
-times, and with ``nargs="+"`` takes several values at once); ``metavar``; ``parse="bytes"`` (a size with suffix); ``auto``
+times, and with ``nargs="+"`` takes several values at once); ``metavar``; ``parse="bytes"`` (a size; text with a suffix will do); ``auto``
 (the word auto may be written for None).
 Imports nothing heavy: ``octavo --help`` reads these.
 """
@@ -20,6 +20,8 @@ from octavo.errors import ConfigError
 from octavo.hints import explain
 
 FEW_ROWS, MANY_ROWS = 256, 1024  # what --max-num-seqs auto takes
+# Attention backend -> the devices it runs on.
+ATTENTION_DEVICES = {"cpu": ("cpu",), "triton": ("cuda",), "flash": ("cuda",), "reference": ("cpu", "cuda")}
 
 
 def flag(default: Any, help: str, **metadata: Any) -> Any:
@@ -81,8 +83,7 @@ class CacheOptions:
     enable_prefix_caching: bool = flag(True, "Reuse the KV cache of equal prompt beginnings.")
     swap_space: float | None = flag(
         None,
-        "GiB of main memory for the KV cache of preempted sequences; 0: they are recomputed; auto (the default): 4 on a GPU (at most "
-        "a quarter of what is available), 0 on a CPU.",
+        "GiB of main memory for the KV cache of preempted sequences; 0, which auto (the default) chooses for now: they are recomputed.",
         metavar="GIB|auto",
         auto=True,
     )
@@ -119,7 +120,7 @@ class DeviceOptions:
     attention_backend: str = flag(
         "auto",
         "Attention kernels; auto takes the fastest that is there.",
-        choices=("auto", "cpu", "reference", "triton", "flash"),
+        choices=("auto", *ATTENTION_DEVICES),
     )
     enforce_eager: bool = flag(False, "Do not use CUDA graphs.")
     tensor_parallel_size: int = flag(1, "Number of GPUs that share every layer.", short="-tp")
@@ -133,8 +134,10 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
         for f in dataclasses.fields(self):
             if f.metadata.get("auto") and getattr(self, f.name) == "auto":
                 object.__setattr__(self, f.name, None)
+        read_sizes(self)
         check_types(self)
         check_choices(self)
+        self._check_backend()
         if self.trust_remote_code:
             raise ConfigError(
                 "--trust-remote-code is refused: Octavo never runs code out of a model repository. "
@@ -163,6 +166,14 @@ class EngineConfig(ModelOptions, CacheOptions, SchedulerOptions, DeviceOptions):
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least {given}, "
                 "so that every running sequence can advance in each step."
+            )
+
+    def _check_backend(self) -> None:
+        fitting = [name for name, devices in ATTENTION_DEVICES.items() if self.device in devices]
+        if "auto" not in (self.device, self.attention_backend) and self.attention_backend not in fitting:
+            raise ConfigError(
+                f"--attention-backend {self.attention_backend} can't run on --device {self.device}; use {' or '.join(fitting)}, or leave "
+                "it out."
             )
 
     @property
@@ -311,6 +322,37 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "float": (int, float),
     "tuple[str, ...]": (tuple, list),
 }
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = re.compile(r"(-?\d+(?:\.\d+)?)\s*(?:([KMGTkmgt]?)|([KMGTkmgt])(i?)[Bb]|[Bb])")
+
+
+def size_of(text: str) -> int:
+    """``"2G"`` -> 2147483648. K, M, G, T are powers of 1,024 (so are KiB …); k, m, g, t and KB … powers of 1,000. ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a number with an optional suffix such as 512M, 2G or 1GiB")
+    number, plain, byte_unit, binary = match.groups()
+    if byte_unit:
+        unit = _UNITS[byte_unit.upper() if binary else byte_unit.lower()]
+    else:
+        unit = _UNITS[plain or ""]
+    value = float(number) * unit
+    if value != int(value):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+def read_sizes(options: Any) -> None:
+    """Turn the texts of size fields (``parse="bytes"``) into bytes, as the command line does. ConfigError for what is no size."""
+    for f in dataclasses.fields(options):
+        value = getattr(options, f.name)
+        if f.metadata.get("parse") == "bytes" and isinstance(value, str):
+            try:
+                object.__setattr__(options, f.name, size_of(value))
+            except ValueError as error:
+                raise ConfigError(f"{f.name}: {error}.") from None
 
 
 def check_types(options: Any) -> None:

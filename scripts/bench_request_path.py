@@ -121,8 +121,11 @@ def first_byte_seconds(front: Front, tokens: int) -> list[float]:
     return times
 
 
-def path_seconds(llm: AsyncLLM, repeat: int = 50) -> tuple[dict[str, float], int]:
-    """Median seconds of each step of a chat request of some 2,000 tokens, and how many tokens it has."""
+def path_seconds(llm: AsyncLLM, repeat: int = 500, clock: Callable[[], float] = time.perf_counter) -> tuple[dict[str, list[float]], int]:
+    """Seconds of each step of a chat request of some 2,000 tokens, ``repeat`` times, and how many tokens it has.
+
+    The steps take turns, so that the i-th times of all are of one request.
+    """
     from octavo.metrics.prometheus import Metrics
     from octavo.server.context import ServerContext
     from octavo.server.limits import decode
@@ -149,16 +152,23 @@ def path_seconds(llm: AsyncLLM, repeat: int = 50) -> tuple[dict[str, float], int
         "render": render,
         "tokenize": lambda: llm.tokenizer.encode(text, add_special_tokens=False),  # type: ignore[union-attr]
     }
-    return {name: _median(step, repeat) for name, step in steps.items()}, len(ids)
-
-
-def _median(step: Callable[[], Any], repeat: int) -> float:
-    times = []
+    times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeat):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        for name, step in steps.items():
+            start = clock()
+            step()
+            times[name].append(clock() - start)
+    return times, len(ids)
+
+
+def before_tokens(times: dict[str, list[float]]) -> list[float]:
+    """Seconds of parsing, validating and rendering together, request by request."""
+    return [sum(steps) for steps in zip(times["parse"], times["validate"], times["render"], strict=True)]
+
+
+def shown(times: list[float]) -> str:
+    ordered = sorted(times)
+    return f"{1e3 * statistics.median(ordered):6.3f} ms, p99 {1e3 * ordered[int(0.99 * len(ordered))]:6.3f} ms"
 
 
 def main() -> None:
@@ -167,13 +177,13 @@ def main() -> None:
     arguments = parser.parse_args()
     with Front() as front:
         first_byte_seconds(front, 50)
-        times = sorted(first_byte_seconds(front, arguments.tokens))
+        times = first_byte_seconds(front, arguments.tokens)
         steps, count = path_seconds(front.llm)
-    shown = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in steps.items())
-    together = sum(steps[name] for name in ("parse", "validate", "render"))
-    print(f"chat of {count} tokens: {shown}; parse, validate and render together {1e3 * together:.2f} ms")
-    middle, late = times[len(times) // 2], times[int(0.99 * len(times))]
-    print(f"first byte after a token: median {1e3 * middle:.2f} ms, p99 {1e3 * late:.2f} ms")
+        work, _ = path_seconds(front.llm, clock=time.thread_time)
+    print(f"chat of {count} tokens, {len(steps['parse'])} times: median and p99; of CPU time")
+    for name, values in (*steps.items(), ("parse, validate, render", before_tokens(steps))):
+        print(f"  {name:24} {shown(values)}; {shown(work[name] if name in work else before_tokens(work))}")
+    print(f"first byte after a token, {len(times)} times\n  {'':24} {shown(times)}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,10 @@ from octavo.errors import ConfigError
         ("max_num_seqs", True, "max_num_seqs must be an integer, got True"),
         ("max_num_seqs", "many", "max_num_seqs must be an integer, got 'many'"),
         ("block_size", None, "block_size must be an integer, got None"),
-        ("kv_cache_memory", "2G", "kv_cache_memory must be an integer"),
+        ("kv_cache_memory", "much", "kv_cache_memory: 'much' is not a number with an optional suffix such as 512M"),
+        ("kv_cache_memory", "0.3", "kv_cache_memory: '0.3' is not a whole number"),
+        ("kv_cache_memory", "0G", "--kv-cache-memory must be at least 1"),
+        ("kv_cache_memory", 2.5, "kv_cache_memory must be an integer"),
         ("gpu_memory_utilization", "0.9", "gpu_memory_utilization must be a number"),
         ("enable_prefix_caching", 1, "enable_prefix_caching must be True or False"),
         ("model", 5, "model must be a string"),
@@ -41,6 +44,18 @@ from octavo.errors import ConfigError
 def test_refused(name: str, value: Any, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         EngineConfig.from_kwargs(**{name: value})
+
+
+@pytest.mark.parametrize(("size", "value"), [("256M", 2**28), ("2GiB", 2**31), ("1.5k", 1500), ("4096", 4096), (4096, 4096)])
+def test_sizes_may_be_written_as_on_the_command_line(size: str | int, value: int) -> None:
+    assert EngineConfig.from_kwargs(kv_cache_memory=size).kv_cache_memory == value
+
+
+@pytest.mark.parametrize(("backend", "device"), [("flash", "cpu"), ("triton", "cpu"), ("cpu", "cuda")])
+def test_a_backend_that_the_device_can_not_have(backend: str, device: str) -> None:
+    with pytest.raises(ConfigError, match=f"--attention-backend {backend} can't run on --device {device}; use .*reference"):
+        EngineConfig(attention_backend=backend, device=device)
+    assert EngineConfig(attention_backend=backend).attention_backend == backend  # the device is not known yet
 
 
 def test_an_integer_is_a_number() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo.config import ATTENTION_DEVICES
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -11,21 +12,19 @@ if TYPE_CHECKING:
 
     from octavo.attention.base import AttentionBackend
 
-BACKENDS = {"cpu": ("cpu",), "triton": ("cuda",), "flash": ("cuda",), "reference": ("cpu", "cuda")}  # name -> devices
-
 
 def select_backend(device: torch.device | str, name: str | None = None) -> AttentionBackend:
-    """The best backend for a device, or the one that is named (``BACKENDS``; None and "auto" choose).
+    """The best backend for a device, or the one that is named (``config.ATTENTION_DEVICES``; None and "auto" choose).
 
     ConfigError for a name that isn't there, or one that can't run on the device.
     """
     kind = str(device).partition(":")[0]
     if name in (None, "auto"):
         name = _best(kind)
-    if name not in BACKENDS:
-        raise ConfigError(f"Unknown attention backend {name!r}; there are {', '.join(BACKENDS)}.")
-    if kind not in BACKENDS[name]:
-        fitting = [n for n, kinds in BACKENDS.items() if kind in kinds]
+    if name not in ATTENTION_DEVICES:
+        raise ConfigError(f"Unknown attention backend {name!r}; there are {', '.join(ATTENTION_DEVICES)}.")
+    if kind not in ATTENTION_DEVICES[name]:
+        fitting = [n for n, kinds in ATTENTION_DEVICES.items() if kind in kinds]
         raise ConfigError(f"Attention backend {name} can't run on device {device}; use one of {', '.join(fitting)}.")
     return _make(name)
 

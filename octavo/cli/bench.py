@@ -117,7 +117,7 @@ COMMANDS = {
     "throughput": Command("[flags]", "The offline LLM: requests and tokens a second.", _add_throughput, _run_throughput),
     "latency": Command("[flags]", "The offline LLM: how long one batch takes.", _add_latency, _run_latency),
     "startup": Command("[flags]", "From process start to the first answer, stage by stage.", _add_startup, _run_startup),
-    "kernels": Command("[NAME …]", "Each kernel against its reference and its floor.", _add_kernels, _run_kernels),
+    "kernels": Command("[NAME …]", "Each kernel against torch and its floor (docs/benchmarking.md).", _add_kernels, _run_kernels),
 }
 
 

@@ -11,35 +11,24 @@ import argparse
 import dataclasses
 import difflib
 import functools
-import re
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
-from octavo.config import flag_name
+from octavo.config import flag_name, size_of
 from octavo.errors import ConfigError
 from octavo.hints import explain
 
 # vLLM's other spellings of flags that exist here.
 ALIASES = {"kv_cache_memory": ("--kv-cache-memory-bytes",)}
-_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SIZE = re.compile(r"(-?\d+(?:\.\d+)?)\s*(?:([KMGTkmgt]?)|([KMGTkmgt])(i?)[Bb]|[Bb])")
 
 
 def parse_size(text: str) -> int:
-    """``"2G"`` -> 2147483648. K, M, G, T are powers of 1,024 (so are KiB …); k, m, g, t and KB … powers of 1,000."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number with an optional suffix such as 512M, 2G or 1GiB")
-    number, plain, byte_unit, binary = match.groups()
-    if byte_unit:
-        unit = _SIZES[byte_unit.upper() if binary else byte_unit.lower()]
-    else:
-        unit = _SIZES[plain or ""]
-    value = float(number) * unit
-    if value != int(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(value)
+    """``"2G"`` -> 2147483648, as ``size_of``."""
+    try:
+        return size_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def parse_size_or_auto(text: str) -> int | None:

@@ -69,6 +69,7 @@ class LocalExecutor:
         else:
             torch.cuda.set_device(self.device)
             settle_cache_keys()
+        backend = select_backend(self.device, config.attention_backend)  # before anything is loaded: it may be refused
 
         with self._timed("device"):
             room = self._room()
@@ -91,7 +92,6 @@ class LocalExecutor:
                 progress=lambda fraction: report("weights", fraction, ""),
             )
         self.config = config  # resolved
-        backend = select_backend(self.device, config.attention_backend)
 
         def make_caches(num_blocks: int) -> list[Any]:
             return [

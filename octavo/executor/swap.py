@@ -30,7 +30,9 @@ from octavo.kernels.upload import upload
 
 logger = logging.getLogger("octavo.executor")
 
-AUTO_GIB = {"cuda": 4.0, "cpu": 0.0}  # a CPU's memory is the KV cache's own: --kv-cache-memory makes better use of it
+# A CPU's memory is the KV cache's own: --kv-cache-memory makes better use of it. For a GPU each GiB takes a quarter of a second at
+# every start, for preemptions that most servers never see.
+AUTO_GIB = {"cuda": 0.0, "cpu": 0.0}
 AUTO_SHARE = 0.25  # of the available memory, at most, without being asked
 MOST_SHARE = 0.9  # when asked: the rest is for the processes around
 WORD = torch.int64  # a block's piece of a tensor is a multiple of 8 bytes: it has at least 8 tokens

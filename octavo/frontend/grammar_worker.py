@@ -8,6 +8,7 @@ every other one ``[kind, value]``; an answer is ``[grammar, error, pointer]``, w
 from __future__ import annotations
 
 import os
+import re
 import signal
 import struct
 import sys
@@ -16,12 +17,14 @@ from typing import BinaryIO
 import msgspec
 
 from octavo.engine.grammar import build_tokenizer, new_matcher
-from octavo.frontend.grammars import GrammarError, to_grammar
+from octavo.frontend.grammars import OPTIONS, GrammarError, to_grammar
 from octavo.types import GrammarVocabulary
 
 MEMORY_BYTES = 8 << 30  # of address space; a vocabulary's tables and llguidance's threads take under two
 MAX_SECONDS = 60
 _LENGTH = struct.Struct("<I")
+# Messages list the lines around a fault, and with them the one that lark_grammar adds at the end.
+_OWN_LINE = re.compile(r"\n *\d+ \| " + re.escape(OPTIONS.strip()) + r"(\n *\d+ \|\s*$)?")
 
 
 def main() -> None:
@@ -73,7 +76,7 @@ def plain(error: str) -> str:
                 text = text.rpartition("error: ")[2]
     if text.startswith("oneOf constraints"):
         return "oneOf is supported only where at most one of its schemas can hold (a property with another const in each); use anyOf."
-    return text.partition("\n  while processing")[0][:1000]
+    return _OWN_LINE.sub("", text.partition("\n  while processing")[0])[:1000]
 
 
 def read(source: BinaryIO) -> bytes | None:

@@ -32,6 +32,7 @@ from octavo.server.errors import response_for
 from octavo.server.limits import ClientDisconnect
 from octavo.server.messages import CountTokensEndpoint, MessagesEndpoint
 from octavo.server.messages_errors import is_messages_path, refusal_for
+from octavo.server.not_served import why_not_served
 from octavo.server.openapi import DocumentationRoutes
 from octavo.server.quota import KeyLimitMiddleware, KeyLimits
 from octavo.server.rerank import RerankEndpoint, ScoreEndpoint
@@ -45,6 +46,7 @@ access_logger = logging.getLogger("octavo.access")
 # Asked for each second by the web page and by monitors: logged only when something is wrong, or at --log-level debug.
 _QUIET = re.compile(r"/(health|metrics|web/[^/]+)")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_ID_RULE = "only 1 to 128 visible ASCII characters are taken"
 
 
 class RequestMiddleware:
@@ -65,6 +67,9 @@ class RequestMiddleware:
         sent = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         request_id = sent if _REQUEST_ID.fullmatch(sent) else new_request_id().encode()
         scope["octavo.request_id"] = request_id.decode()
+        if sent and request_id is not sent:
+            # Replaced, not refused: proxies write this header, and their clients can do nothing about it.
+            access_logger.debug("X-Request-Id %r (%d bytes) is replaced by %s: %s", sent[:128], len(sent), request_id.decode(), _ID_RULE)
         start = time.monotonic()
         status = 0
 
@@ -196,15 +201,17 @@ def pooling_routes(context: ServerContext) -> list[Route]:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = request.url.path[:200]
-    if error.status_code == 404:
+    path, code = request.url.path[:200], None
+    if error.status_code == 404 and (why := why_not_served(path) or why_not_served(f"/v1{path}")):
+        message, code = f"{path} is not offered by this server: {why}.", "unsupported_route"
+    elif error.status_code == 404:
         message = f"There is nothing at {request.method} {path}; {_where_instead(request, path)}"
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         message = f"{path} does not take {request.method}; use {allowed}."
     else:
         message = str(error.detail)
-    return refusal_for(request.url.path, message, error.status_code, headers=dict(error.headers or {}))
+    return refusal_for(request.url.path, message, error.status_code, code=code, headers=dict(error.headers or {}))
 
 
 def _where_instead(request: Request, path: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from octavo.server.fields import fields_of
 from octavo.server.messages_input import CountTokensRequest, MessagesRequest
+from octavo.server.not_served import NOT_SERVED
 from octavo.server.openapi import Operation, served
 from octavo.server.responses_input import ResponsesRequest
 from octavo.server.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -37,18 +38,6 @@ schemas; the others have vLLM's names and meanings. [clients.md](clients.md) say
 """
 # Whose API a route is, where it isn't OpenAI's.
 ANTHROPIC = (MessagesRequest, CountTokensRequest)
-# Routes of OpenAI's and vLLM's servers that are not here; they answer 404.
-NOT_SERVED = [
-    ("/v1/files, /v1/batches, /v1/uploads", "batches run offline: `octavo run-batch`"),
-    ("/v1/audio/*, /v1/images/*, /v1/videos", "models answer in text"),
-    ("/v1/moderations", "there is no moderation model"),
-    ("/v1/fine_tuning/*, /v1/evals/*", "Octavo serves models, it does not train them"),
-    ("/v1/assistants, /v1/threads, /v1/conversations, /v1/vector_stores", "nothing is stored here"),
-    ("/v1/responses/{id} and what is under it, /v1/chat/completions/{id}", "no answer is stored"),
-    ("/v1/messages/batches", "batches run offline: `octavo run-batch`"),
-    ("/v1/realtime", "no audio, no websockets"),
-    ("/v1/load_lora_adapter, /sleep, /wake_up, /collective_rpc", "vLLM's routes for adapters and for developers"),
-]
 
 
 def page(operations: Iterable[Operation]) -> str:
@@ -65,10 +54,10 @@ def _lines(operations: list[Operation]) -> Iterator[str]:
         stream = " Also as a stream." if operation.stream is not None else ""
         yield f"| {operation.method} {operation.path.replace(':path', '')} | {operation.summary}{stream} |"
     yield ""
-    yield "Not served:"
+    yield "Not served, nor what is under them; the 404 says so:"
     yield ""
     for routes, why in NOT_SERVED:
-        yield f"- {routes}: {why}"
+        yield f"- {', '.join(routes)}: {why}"
     for title, schema in SCHEMAS.items():
         yield ""
         yield f"## {title}"

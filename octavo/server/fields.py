@@ -49,6 +49,7 @@ OFFICIAL = {
     "CountTokensRequest": ANTHROPIC_COUNT,
 }
 
+_NO_EFFECT = "No effect on a model that does not reason, or whose reasoning is not read: clients send it to every model."
 _BEGINNING = "Use the first k tokens of longer texts; -1: as many as fit."
 
 SUPPORTED: dict[str, str] = {
@@ -96,18 +97,20 @@ SUPPORTED: dict[str, str] = {
     "best_of": "Generate so many, give back the n with the best mean log-probability; not in a stream.",
     "messages": "Roles system, developer, user, assistant and tool, with names and tool calls; content as text or as text parts. "
     "Other parts (images, audio, files) are refused by name. What clients add to answers (parsed, parsed_arguments, "
-    "provider_specific_fields) may come back, and has no effect.",
+    "provider_specific_fields) may come back, and has no effect. A message's name is handed to the template; many show it to the model "
+    "for tool results only, or never, and then it has no effect: write it into the content.",
     "max_completion_tokens": "The newer name of max_tokens.",
     "ChatRequest.logprobs": "true: each token's log-probability, with its bytes.",
     "top_logprobs": "So many alternatives a token, up to --max-logprobs; needs logprobs.",
     "add_generation_prompt": "Whether the template ends with the beginning of an answer; default true.",
     "continue_final_message": "Go on with the last message, which is the assistant's.",
     "chat_template": "Another template; needs --trust-request-chat-template, for a template is a program.",
-    "chat_template_kwargs": "Variables for the template.",
+    "chat_template_kwargs": "Variables for the template. One that it does not read has no effect; names of its own variables "
+    "(messages, tools …) are refused.",
     "documents": "For templates that read them; refused for others.",
-    "reasoning_effort": "Handed to templates that know the word; for others it bounds the reasoning's tokens.",
-    "thinking_token_budget": "Most tokens of reasoning; then its end is forced.",
-    "include_reasoning": "false: reasoning is generated and counted, but not sent.",
+    "reasoning_effort": f"Handed to templates that know the word; for others it bounds the reasoning's tokens. {_NO_EFFECT}",
+    "thinking_token_budget": "Most tokens of reasoning; then its end is forced. Refused where the model's reasoning can't be read.",
+    "include_reasoning": f"false: reasoning is generated and counted, but not sent. {_NO_EFFECT}",
     "tools": "Functions that the model may call.",
     "tool_choice": "none, auto, required, or a named function.",
     "parallel_tool_calls": "false: at most one call.",
@@ -145,7 +148,8 @@ SUPPORTED: dict[str, str] = {
     "max_output_tokens": "Most output tokens; without it what is left of the context. There is no least number.",
     "ResponsesRequest.top_logprobs": 'So many alternatives a token, up to --max-logprobs; needs include: ["message.output_text.logprobs"].',
     "include": "message.output_text.logprobs; reasoning.encrypted_content is taken, and there is none. Others are refused.",
-    "reasoning": "effort as reasoning_effort of chat; summary, generate_summary and context have no effect: reasoning is given whole.",
+    "reasoning": "effort as reasoning_effort of chat; summary, generate_summary and context have no effect: reasoning is given whole. "
+    f"{_NO_EFFECT}",
     "ResponsesRequest.stop_token_ids": "Token ids that end the answer.",
     "ResponsesRequest.stream": "Server-sent events with OpenAI's types; the last is response.completed, .incomplete or .failed.",
     "ResponsesRequest.stream_options": "include_obfuscation: only false; the usage is always in the last event.",
@@ -156,8 +160,9 @@ SUPPORTED: dict[str, str] = {
     "MessagesRequest.tools": "Tools with an input_schema; those that Anthropic runs are refused by name.",
     "MessagesRequest.tool_choice": "auto, any, tool or none; disable_parallel_tool_use: at most one call.",
     "thinking": "enabled with budget_tokens, adaptive, or disabled; without it the model's thoughts are not shown. "
-    "display: omitted leaves them out.",
-    "output_config": "effort as reasoning_effort of chat (xhigh and max are high); format: a json_schema, always kept.",
+    f"display: omitted leaves them out. {_NO_EFFECT}",
+    "output_config": "effort as reasoning_effort of chat (xhigh and max are high), without effect where that is; format: a json_schema, "
+    "always kept.",
     "MessagesRequest.max_tokens": "Most output tokens.",
     "stop_sequences": "Up to 16 texts that end the answer; left out of it.",
     "MessagesRequest.stream": "Server-sent events with Anthropic's types.",

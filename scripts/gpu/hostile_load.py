@@ -4,9 +4,11 @@
 
 Longest prompts, n of 16, 20 log-probabilities of every token and of the prompt's, every sampler feature at the ends of its range and
 all of them mixed, token lists as large as the vocabulary, one token and as many as fit, clients that go away in the middle, and bad
-requests between them. Checked: bad requests get a 400 and all others a whole answer (no 5xx, no broken connection, counts that add up);
-the GPU's memory never passes --gpu-memory-utilization of the card (when nothing else runs there); afterwards nothing is left running,
-and greedy answers equal those from before. Status 1 if any of that failed. Works without a GPU; memory is then not checked.
+requests between them; and where the server offers them with this model: JSON schemas, regular expressions, choices, large grammars,
+forced tool calls, beam search and embeddings (hostile_forms.py). What it does not offer is told. Checked: bad requests get a 400 and
+all others a whole answer (no 5xx, no broken connection, counts that add up, the form that was asked for); the GPU's memory never
+passes --gpu-memory-utilization of the card (when nothing else runs there); afterwards nothing is left running, and greedy answers
+equal those from before. Status 1 if any of that failed. Works without a GPU; memory is then not checked.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -21,7 +24,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,26 +32,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from engines import ROOT, end, free_port, gpu_memory, spawn, tail, wait_for_free_gpu  # noqa: E402
+from hostile_forms import NOT_OFFERED, Body, Case, Forms  # noqa: E402
 
 sys.path.insert(0, str(ROOT))
 
 from octavo.bench.http import Client, HttpError, parse_address, raise_file_limit, run_loop  # noqa: E402
 from octavo.bench.stream import EventStream  # noqa: E402
 
-Body = dict[str, Any]
 CALM_PROMPTS = 8  # asked before and after, one at a time
 CONTEXT_BYTES = 600 * 2**20  # of the driver in a process, which no share can leave out of account
 GROUPS = 16  # of n
-
-
-@dataclass(frozen=True)
-class Case:
-    """A request. ``status``: what must come; ``leaves_after``: seconds until its client goes away."""
-
-    name: str
-    body: Body
-    status: int = 200
-    leaves_after: float | None = None
 
 
 @dataclass
@@ -62,19 +55,21 @@ class Tally:
     failures: list[str] = field(default_factory=list)
 
     def fail(self, case: Case, why: str) -> None:
-        shown = {key: value for key, value in case.body.items() if key not in ("prompt", "allowed_token_ids", "logit_bias")}
+        shown = {key: value for key, value in case.body.items() if key not in ("prompt", "allowed_token_ids", "logit_bias", "input")}
         self.failures.append(f"{case.name}: {why}; asked with {json.dumps(shown)[:300]}")
 
 
 class Generator:
     """Hostile requests without end, the same for the same seed. ``context``: the server's longest sequence in tokens."""
 
-    def __init__(self, vocab: int, context: int, seed: int, has_text: bool) -> None:
+    def __init__(self, vocab: int, context: int, seed: int, has_text: bool, offered: Collection[str] = ()) -> None:
         self.rng, self.vocab, self.context, self.has_text = random.Random(seed), vocab, context, has_text
         self._makers: list[tuple[int, Callable[[], Case]]] = [
             (3, self.longest), (3, self.many_logprobs), (2, self.prompt_logprobs), (3, self.sixteen), (4, self.extremes),
             (3, self.everything), (2, self.huge_lists), (3, self.to_the_end), (3, self.one_token), (4, self.leaver), (2, self.bad),
         ]  # fmt: skip
+        self.forms, self.offered = Forms(self.rng, self.ids, context), offered
+        self._makers += [(2, maker) for name, maker in self.forms.makers.items() if name in offered]
 
     def next(self) -> Case:
         (maker,) = self.rng.choices([m for _, m in self._makers], weights=[w for w, _ in self._makers])
@@ -149,6 +144,9 @@ class Generator:
         return Case("one token", self.body(self.some(), self.rng.choice((0, 1)), logprobs=self.rng.choice((None, 20))))
 
     def leaver(self) -> Case:
+        if self.offered and self.rng.random() < 0.3:
+            form = self.forms.makers[self.rng.choice(sorted(self.offered))]()
+            return dataclasses.replace(form, name="client leaves", leaves_after=self.rng.expovariate(4))
         fields = self.rng.choice(({}, {"n": GROUPS, "temperature": 1.0}, {"logprobs": 20}))
         return Case(
             "client leaves", self.body(self.some(), None, stream=self.rng.random() < 0.7, **fields), leaves_after=self.rng.expovariate(2)
@@ -162,12 +160,13 @@ class Generator:
             {"prompt": [], "max_tokens": 4},
             self.body(4, 4, logit_bias={str(t): 1 for t in range(min(self.vocab, 2000))} | {"-1": 1}), self.body(4, 4, min_tokens=5),
         ]  # fmt: skip
-        return Case("bad request", self.rng.choice(bodies), status=400)
+        cases = [Case("", body, status=400) for body in bodies] + [case for case in self.forms.bad() if case.name in self.offered]
+        return dataclasses.replace(self.rng.choice(cases), name="bad request")
 
 
 async def send(client: Client, case: Case, tally: Tally, context: int) -> None:
     """One request, and what is wrong with its answer."""
-    request = client.encode("POST", "/v1/completions", json.dumps(case.body).encode())
+    request = client.encode("POST", case.path, json.dumps(case.body).encode())
     events = EventStream() if case.body.get("stream") else None
     tally.sent[case.name] += 1
     try:
@@ -184,13 +183,12 @@ async def send(client: Client, case: Case, tally: Tally, context: int) -> None:
         return
     tally.ended[case.name] += 1
     if status == 200:
-        problem = check_stream(events, case) if events else check_answer(json.loads(body), case, context)
+        answer = {} if events else json.loads(body)
+        problem = check_stream(events, case) if events else case.check(answer) if case.check else check_answer(answer, case, context)
         if problem:
             tally.fail(case, problem)
-        elif events is not None:
-            tally.tokens += events.output_tokens or 0
         else:
-            tally.tokens += json.loads(body)["usage"]["completion_tokens"]
+            tally.tokens += (events.output_tokens if events else answer["usage"].get("completion_tokens")) or 0
 
 
 def check_stream(events: EventStream, case: Case) -> str | None:
@@ -286,8 +284,9 @@ async def run(args: argparse.Namespace, url: str, vocab: int, memory: Memory, pr
         model = await wait_ready(client, process, log)
         context = int(model["max_model_len"])
         before = await calm(client, vocab, context, "before")
-        generator = Generator(vocab, context, args.seed, has_text=not args.textless)
         tally = Tally()
+        offered, missing = await offers(client, vocab, context, args.seed, tally)
+        generator = Generator(vocab, context, args.seed, has_text=not args.textless, offered=offered)
         stop = time.monotonic() + args.seconds
 
         async def visitor() -> None:
@@ -323,9 +322,25 @@ async def run(args: argparse.Namespace, url: str, vocab: int, memory: Memory, pr
         problems.append(over)
     return {
         "sent": dict(tally.sent), "answered": dict(tally.ended), "clients_left": tally.left, "output_tokens": tally.tokens,
-        "context": context, "equal_afterwards": f"{equal} of {CALM_PROMPTS}", "problems": problems,
+        "not_offered": missing, "context": context, "equal_afterwards": f"{equal} of {CALM_PROMPTS}", "problems": problems,
         "gpu_memory_gib": {k: round(getattr(memory, k) / 2**30, 2) for k in ("before", "highest", "total")} if memory.total else None,
     }  # fmt: skip
+
+
+async def offers(client: Client, vocab: int, context: int, seed: int, tally: Tally) -> tuple[set[str], dict[str, str]]:
+    """The kinds of forms that the server offers with this model, and why not the others; a refusal for no such reason is a failure."""
+    rng, found, missing = random.Random(seed), set(), {}
+    for name, make in Forms(rng, lambda count: [rng.randrange(vocab) for _ in range(count)], context).makers.items():
+        case = make()
+        asked = {key: value for key, value in case.body.items() if key not in ("stream", "stream_options")}
+        status, body = await client.send(client.encode("POST", case.path, json.dumps(asked).encode()))
+        if status in (400, 404) and NOT_OFFERED.search(text := body.decode(errors="replace")):
+            missing[name] = text[:200]
+            continue
+        found.add(name)  # also what fails: then it is told, and asked for again
+        if status != 200:
+            tally.fail(case, f"HTTP {status} instead of 200: {body[:300].decode(errors='replace')}")
+    return found, missing
 
 
 async def wait_ready(client: Client, process: Any, log: Path, seconds: float = 300.0) -> dict[str, Any]:

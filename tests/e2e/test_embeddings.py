@@ -84,6 +84,21 @@ def test_vectors_equal_the_reference(client: openai.OpenAI, reference: Any, enco
     assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
 
 
+def test_vectors_equal_sentence_transformers(client: openai.OpenAI) -> None:
+    """The library itself, which is not installed with the tests: scikit-learn and scipy come with it. 1e-4 is the promise."""
+    if importlib.util.find_spec("sentence_transformers") is None:
+        pytest.skip("sentence-transformers is not installed (pip install sentence-transformers); the other tests compute what it does")
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(minilm_path()), device="cpu")
+    texts = TEXTS + random_texts(30, 400)
+    answer = client.embeddings.create(model="minilm", input=texts, extra_body={"truncate_prompt_tokens": -1})
+    found = np.array([d.embedding for d in answer.data])
+    expected = model.encode(texts, show_progress_bar=False)
+    assert found.shape == expected.shape and np.abs(found - expected).max() < 1e-4
+    assert np.abs(model.similarity(found, found).numpy() - model.similarity(expected, expected).numpy()).max() < 1e-4
+
+
 def test_token_ids_and_dimensions(client: openai.OpenAI, server: RunningServer, reference: Any) -> None:
     texts = text_prompts(3)
     ids = [httpx.post(server.url + "/tokenize", json={"prompt": t}).json()["tokens"] for t in texts]

@@ -31,7 +31,9 @@ def test_how_much() -> None:
     assert blocks_of(1000, available=2000 * GIB, rows=4, length=4096) == 4 * 256, "more would never be used"
 
 
-def test_auto() -> None:
+def test_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert blocks_of(None) == 0
+    monkeypatch.setitem(swap.AUTO_GIB, "cuda", 4.0)
     assert blocks_of(None) == 2048
     assert blocks_of(None, available=8 * GIB) == 1024, "a quarter of what there is"
     assert blocks_of(None, available=MIB) == blocks_of(None, available=-5) == 0

@@ -13,7 +13,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-FILES = [*(f"test_triton_{name}.py" for name in ("elementwise", "linear", "sampling", "rows")), "test_token_bitmask.py"]
+FILES = [*(f"test_triton_{name}.py" for name in ("elementwise", "linear", "sampling", "rows", "bench")), "test_token_bitmask.py"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")]
 

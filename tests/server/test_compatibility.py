@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from octavo.frontend.chat_template import ChatTemplate
 from octavo.server import compatibility
 from octavo.server.fields import fields_of
 from octavo.server.mock import FakeChatTemplate, MockEngine
@@ -149,3 +150,32 @@ def test_what_the_lines_say_about_the_engine(start_server):
     assert "[reasoning_effort=low]" in seen.last_request["prompt"]
     ask("/v1/responses", max_output_tokens=None)
     assert seen.last_params.max_tokens is None
+
+
+SILENT = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"  # knows no names, no efforts
+NAMING = SILENT.replace("{{ message.role }}", "{{ message.name or message.role }}")
+
+
+@pytest.mark.parametrize(("source", "shown"), [(SILENT, "user: hello"), (NAMING, "ann: hello")])
+def test_names_and_variables_are_the_templates_affair(start_server, source, shown):
+    running = start_server(MockEngine(template=ChatTemplate(source)))
+    body = {"messages": [{"role": "user", "content": "hello", "name": "ann"}], "chat_template_kwargs": {"nobody_reads": 1}, "max_tokens": 1}
+    assert httpx.post(running.url + "/v1/chat/completions", json=body).status_code == 200
+    assert running.engine.last_request["prompt"] == f"{shown}\nassistant:"
+
+
+WITHOUT_EFFECT = [
+    ("/v1/chat/completions", {"reasoning_effort": "none", "include_reasoning": False}),
+    ("/v1/responses", {"reasoning": {"effort": "minimal"}}),
+    ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 5}, "output_config": {"effort": "low"}}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), WITHOUT_EFFECT)
+def test_reasoning_is_bounded_without_effect_where_there_is_none(start_server, path, fields):
+    running = start_server(MockEngine(template=ChatTemplate(SILENT)))
+    plain, asked = (httpx.post(running.url + path, json={**BODIES[path], "seed": 1, **extra}) for extra in ({}, fields))
+    assert asked.status_code == 200, asked.text
+    assert running.engine.last_request["prompt"] == "user: hello\nassistant:"
+    first, second = comparable(plain.json()), comparable(asked.json())
+    assert {k: v for k, v in second.items() if k != "reasoning"} == {k: v for k, v in first.items() if k != "reasoning"}

@@ -1,10 +1,11 @@
-"""What the HTTP process adds, measured as scripts/bench_request_path.py does; loosely, for the machine may be busy."""
+"""What the HTTP process adds, measured as scripts/bench_request_path.py does."""
 
 from __future__ import annotations
 
 import importlib.util
 import statistics
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,19 @@ def front(bench):
 
 
 def test_the_first_byte_follows_its_token(bench, front):
-    """1 ms is the aim, a quarter of that is usual on a quiet machine."""
+    """Within 1 ms; a quarter of that is usual. The best of a few rounds' medians: in others the machine had something else to do."""
     bench.first_byte_seconds(front, 20)
-    assert statistics.median(bench.first_byte_seconds(front, 100)) < 0.005
+    medians = []
+    for _ in range(8):
+        medians.append(statistics.median(bench.first_byte_seconds(front, 50)))
+        if medians[-1] < 0.001:
+            break
+    assert min(medians) < 0.001, medians
 
 
 def test_a_chat_of_2000_tokens_is_taken_in(bench, front):
-    """2 ms is the aim for parse, validate and render; a tenth of that is usual."""
-    steps, count = bench.path_seconds(front.llm, repeat=20)
+    """2 ms for parse, validate and render; a tenth of that is usual. CPU time of this thread: what others run doesn't count."""
+    times, count = bench.path_seconds(front.llm, repeat=100, clock=time.thread_time)
     assert 1900 < count < 2100
-    assert steps["parse"] + steps["validate"] + steps["render"] < 0.005
+    assert all(len(values) == 100 and sum(values) > 0 for values in times.values())
+    assert statistics.median(bench.before_tokens(times)) < 0.002

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import socket
 import time
@@ -12,6 +13,8 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from octavo.server.not_served import why_not_served
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -250,7 +253,7 @@ def test_routes_and_methods(http):
     refused(http.get(CHAT), 405, "POST")
     refused(http.post("/chat/completions", json={}), 404, "did you mean /v1/chat/completions?")
     refused(http.get("/v1/v1/models"), 404, "did you mean /v1/models?")
-    refused(http.post("/v1/images/generations", json={}), 404, "see /v1/models, /v1/chat/completions")
+    refused(http.post("/v1/nonsense", json={}), 404, "see /v1/models, /v1/chat/completions")
     refused(http.delete("/v1/models"), 405, "GET")
     assert http.head("/health").status_code == 200
 
@@ -354,6 +357,42 @@ def test_pipelined_requests(server):
     one = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
     last = b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     assert raw(server.port, one * 3 + last).count(b"HTTP/1.1 200 OK") == 4
+
+
+NOT_OFFERED = [
+    ("POST", "/v1/batches", "octavo run-batch"),
+    ("GET", "/v1/batches/batch_1", "octavo run-batch"),
+    ("POST", "/v1/files", "octavo run-batch"),
+    ("POST", "/batches", "octavo run-batch"),
+    ("POST", "/v1/audio/speech", "models take text"),
+    ("POST", "/v1/images/generations", "models take text"),
+    ("POST", "/v1/moderations", "no moderation model"),
+    ("POST", "/v1/fine_tuning/jobs", "does not train"),
+    ("POST", "/v1/assistants", "/v1/responses"),
+    ("GET", "/v1/responses/resp_1", "no answer is stored"),
+    ("DELETE", "/v1/chat/completions/chatcmpl-1", "no answer is stored"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "words"), NOT_OFFERED)
+def test_routes_of_other_servers_say_what_is_here_instead(http, method, path, words):
+    error = refused(http.request(method, path), 404, f"{path} is not offered", words)
+    assert error["code"] == "unsupported_route"
+
+
+def test_no_route_is_both_served_and_not(server):
+    assert [r.path for r in server.app.routes if why_not_served(r.path)] == []
+    answer = httpx.post(f"{server.url}/v1/messages/batches").json()
+    assert answer["type"] == "error" and "octavo run-batch" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("sent", ["a" * 129, "two words", "caf\u00e9".encode()])
+def test_an_odd_request_id_is_replaced_and_a_line_says_so(http, caplog, sent):
+    with caplog.at_level(logging.DEBUG, "octavo.access"):
+        answer = http.get("/health", headers={"x-request-id": sent})
+    new = answer.headers["x-request-id"]
+    assert answer.status_code == 200 and re.fullmatch("[0-9a-f]{32}", new)
+    assert [line for line in caplog.messages if "X-Request-Id" in line and new in line]
 
 
 def test_request_id_comes_back(http):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from typing import Any
 
@@ -110,6 +111,13 @@ def test_schemas_are_refused_by_their_place(compiler: GrammarCompiler, schema: A
 )  # fmt: skip
 def test_other_faults(compiler: GrammarCompiler, kind: str, value: Any, complaint: str) -> None:
     assert complaint in check(compiler, kind, value)
+
+
+@pytest.mark.parametrize("grammar", ["start: (", 'start: "a" "b', 'start: "a"\n\n   (', 'start: x\nx: "a"{5,2}', 'start: "a"\nstart: "b"'])
+@pytest.mark.parametrize("kind", ["grammar", "structural_tag"])
+def test_messages_show_the_clients_lines_and_none_of_ours(compiler: GrammarCompiler, kind: str, grammar: str) -> None:
+    said = check(compiler, kind, grammar if kind == "grammar" else {"format": {"type": "grammar", "grammar": grammar}})
+    assert "1 | start: " in said and not re.search(r"llguidance|no_forcing|\|\s*$", said)
 
 
 def nested(depth: int) -> str:

@@ -111,8 +111,11 @@ def stream(text: str, reasoning: str = "", finish: str = "stop", usage: bool = T
 
 
 @pytest.fixture
-def new_tab(browser: Any) -> Iterator[Callable[..., Tab]]:
-    """new_tab(url, width, height, allow=(), **context options) -> Tab; every complaint must contain one of ``allow``."""
+def new_tab(browser: Any, start_mock: Any) -> Iterator[Callable[..., Tab]]:
+    """new_tab(url, width, height, allow=(), **context options) -> Tab; every complaint must contain one of ``allow``.
+
+    Pages are closed before the servers of ``start_mock``: a page whose server has gone complains.
+    """
     with contextlib.ExitStack() as stack:
 
         def make(url: str, width: int = 1280, height: int = 800, allow: tuple[str, ...] = (), **options: Any) -> Tab:

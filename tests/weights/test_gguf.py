@@ -175,6 +175,7 @@ def test_dequantize_equals_the_package(type_name, dtype, monkeypatch):
         assert torch.equal(got, expected.to(dtype))
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("type_name", QUANTIZED)
 def test_dequantize_on_a_gpu_equals_the_cpu(type_name):

@@ -19,7 +19,8 @@ from octavo.errors import ModelError
 from octavo.weights import streaming
 from octavo.weights.streaming import Stream, read_header
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DTYPES += [torch.float8_e4m3fn, torch.float8_e5m2]
 

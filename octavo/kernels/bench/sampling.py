@@ -1,5 +1,5 @@
-"""``bench_sampling``: drawing tokens, against the time to read the logits once, torch's argmax, and torch's sort alone, which
-is what truncation costs there at the least."""
+"""``bench_sampling``: drawing tokens, against the same in torch, the time to read the logits once, and torch's sort alone, which is
+what truncation costs there at the least."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from octavo.kernels.bench.timing import Timing, copies_for, time_graph
+from octavo.kernels.bench.timing import DEVICE, Timing, copies_for, equal_parts, time_graph
 from octavo.kernels.triton import sample
 
 
@@ -16,11 +16,11 @@ def cases(rows: int) -> dict[str, dict[str, torch.Tensor] | None]:
 
     def make(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> dict[str, torch.Tensor]:
         return {
-            "temperature": torch.full((rows,), temperature, device="cuda"),
-            "top_k": torch.full((rows,), top_k, dtype=torch.int64, device="cuda"),
-            "top_p": torch.full((rows,), top_p, dtype=torch.float64, device="cuda"),
-            "min_p": torch.full((rows,), min_p, dtype=torch.float64, device="cuda"),
-            "keys": torch.arange(rows, device="cuda") * 7919,
+            "temperature": torch.full((rows,), temperature, device=DEVICE),
+            "top_k": torch.full((rows,), top_k, dtype=torch.int64, device=DEVICE),
+            "top_p": torch.full((rows,), top_p, dtype=torch.float64, device=DEVICE),
+            "min_p": torch.full((rows,), min_p, dtype=torch.float64, device=DEVICE),
+            "keys": torch.arange(rows, device=DEVICE) * 7919,
         }
 
     return {
@@ -29,13 +29,23 @@ def cases(rows: int) -> dict[str, dict[str, torch.Tensor] | None]:
     }  # fmt: skip
 
 
+def reference(logits: torch.Tensor, parameters: dict[str, torch.Tensor] | None, positions: torch.Tensor, mode: int) -> torch.Tensor:
+    """The tokens as torch draws them, with no more work than the mode asks for."""
+    if parameters is None:
+        return logits.argmax(-1)
+    if mode == sample.PLAIN:
+        noise = sample.gumbel_reference(parameters["keys"], positions, logits.shape[1])
+        return (logits.double() / parameters["temperature"].double()[:, None] + noise).argmax(-1)
+    return sample.sample_tokens_reference(logits, **parameters, positions=positions)
+
+
 def bench_sampling(vocab: int = 151936, all_rows: tuple[int, ...] = (1, 8, 32, 256), scale: float = 4.0) -> list[Timing]:
     """scale: standard deviation of the logits; 4 is about as peaked as a model's, 0.5 flat (everything is searched)."""
     results = []
     for rows in all_rows:
         num_bytes = rows * vocab * 4
-        logits = torch.randn(copies_for(num_bytes, 16), rows, vocab, device="cuda") * scale
-        positions = torch.arange(rows, device="cuda")
+        logits = torch.randn(copies_for(num_bytes, 16), rows, vocab, device=DEVICE) * scale
+        positions = torch.arange(rows, device=DEVICE)
         for name, parameters in cases(rows).items():
             packed = None if parameters is None else sample.pack_parameters(**parameters)
             mode = sample.GREEDY if packed is None else sample.PLAIN if name == "temperature" else sample.TRUNCATED
@@ -44,8 +54,11 @@ def bench_sampling(vocab: int = 151936, all_rows: tuple[int, ...] = (1, 8, 32, 2
             seconds = time_graph([partial(draw, part) for part in logits])
             results.append(Timing(f"sample R={rows} {name} (std {scale})", seconds, num_bytes))
             print(results[-1], flush=True)
-        results.append(Timing(f"torch argmax R={rows}", time_graph([lambda part=part: part.argmax(-1) for part in logits]), num_bytes))
-        print(results[-1], flush=True)
+            ask = partial(reference, parameters=parameters, positions=positions, mode=mode)
+            same = equal_parts(draw(logits[0]), ask(logits[0]))
+            seconds = time_graph([partial(ask, part) for part in logits[: len(logits) if mode == sample.GREEDY else 2]], rounds=2)
+            results.append(Timing(f"  the same in torch ({same})", seconds, num_bytes))
+            print(results[-1], flush=True)
         sort = time_graph([lambda part=part: part.sort(-1, descending=True) for part in logits[:2]], rounds=2)
         results.append(Timing(f"torch sort alone R={rows}", sort, num_bytes))
         print(results[-1], flush=True)
@@ -60,10 +73,10 @@ def bench_bitmask(vocab: int = 151936, all_rows: tuple[int, ...] = (1, 64, 256))
     results = []
     for rows in all_rows:
         num_bytes = rows * vocab * 4 + rows * vocab // 8
-        logits = torch.randn(copies_for(num_bytes, 16), rows, vocab, device="cuda")
-        bits = torch.zeros(rows, -(-vocab // 32), dtype=torch.int32, device="cuda")
+        logits = torch.randn(copies_for(num_bytes, 16), rows, vocab, device=DEVICE)
+        bits = torch.zeros(rows, -(-vocab // 32), dtype=torch.int32, device=DEVICE)
         bits[:, ::50] = 5
-        places = torch.arange(rows, device="cuda")
+        places = torch.arange(rows, device=DEVICE)
         for label, function in (("triton", apply_token_bitmask), ("torch", apply_token_bitmask_reference)):
             seconds = time_graph([partial(function, part, bits, places) for part in logits])
             results.append(Timing(f"token bitmask R={rows} {label}", seconds, num_bytes))
