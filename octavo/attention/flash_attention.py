@@ -20,6 +20,7 @@ from octavo.attention.triton import EXTRA, TritonAttention
 from octavo.errors import ConfigError
 from octavo.kernels.attention_plan import DecodePlan
 from octavo.kernels.flash_attention_3 import available, covers, decode_schedule, flash_attention_3, library
+from octavo.kernels.new_tokens import NewTokens
 
 __all__ = ["FlashAttention", "available"]
 
@@ -50,11 +51,12 @@ class FlashAttention(TritonAttention):
         return tasks[key]
 
     def decode(
-        self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, plan: Any, out: torch.Tensor
-    ) -> None:
+        self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, plan: Any, out: torch.Tensor,
+        new: NewTokens | None = None, fresh: bool = False,
+    ) -> None:  # fmt: skip
         """See TritonAttention."""
         if isinstance(plan, DecodePlan):
-            super().decode(qkv, layer, cache, m, plan, out)
+            super().decode(qkv, layer, cache, m, plan, out, new, fresh)
             return
         n = m.num_decodes
         self._attend(qkv[:n], layer, cache, m, slice(0, n), out[:n], schedule=plan)
