@@ -74,7 +74,8 @@ def profile(llm: LLM, batch: int, temperature: float, context: int, prompt: int)
     total = sum(sum(v) for v in times.values()) / STEPS
     print(
         f"== batch {batch}, context {context}, prompt {prompt}, temperature {temperature}: {wall:.0f} us a step; on the GPU "
-        f"{took:.0f} us from its first kernel to its last, {gap:.0f} us from there to the next (medians); kernels' times together {total:.0f} us"
+        f"{took:.0f} us from its first kernel to its last, {gap:.0f} us from there to the next (medians); "
+        f"kernels' times together {total:.0f} us"
     )
     for name, values in sorted(times.items(), key=lambda kv: -sum(kv[1]))[:18]:
         print(f"{sum(values) / STEPS:9.1f} us  {len(values) / STEPS:6.1f} x {sum(values) / len(values):7.2f}  {name[:90]}")
