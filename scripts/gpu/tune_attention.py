@@ -35,7 +35,7 @@ from octavo.kernels import decode_config as table_module  # noqa: E402
 from octavo.kernels.attention_plan import make_decode_plan, plan_decode  # noqa: E402
 from octavo.kernels.decode_attention import attention_reference, decode_attention, make_decode_workspace, max_chunks  # noqa: E402
 from octavo.kernels.decode_config import BATCHES, FIXED, DecodeConfig, batch_class, decode_config, heuristic  # noqa: E402
-from octavo.kernels.flash_attention_3 import available, decode_schedule, flash_attention_3  # noqa: E402
+from octavo.kernels.flash_attention_3 import available, flash_attention_3, make_schedule  # noqa: E402
 from octavo.kernels.new_tokens import NewTokens  # noqa: E402
 from octavo.kernels.write_kv import write_kv  # noqa: E402
 
@@ -147,7 +147,7 @@ class Case:
         return run
 
     def fa3(self) -> Callable[[int], None]:
-        schedule = decode_schedule(self.seq_lens, self.cache, self.tables[0], self.heads)
+        schedule = make_schedule(self.seq_lens, self.cache, self.tables[0], self.heads)
 
         def run(layer: int) -> None:
             flash_attention_3(
