@@ -1,8 +1,8 @@
 """Attention in Triton: the GPU backend that always works.
 
 A layer is two launches: ``write_kv`` (QK-norm, RoPE, cache write) and ``decode_attention`` for sequences that run one token,
-``extend_attention`` for those that run more, or both. With ``fused_write`` decodes need no ``write_kv``: ``decode_attention``
-begins with its work. Task lists are made on the device once a step and shared by all layers.
+``extend_attention`` for those that run more, or both. Steps of few decodes and nothing else (``fused_write``) need no ``write_kv``:
+``decode_attention`` begins with its work. Task lists are made on the device once a step and shared by all layers.
 
 In a CUDA graph: call ``make_workspace`` first, outside of it; then ``prepare`` and the layers are launches of fixed shape that
 read lengths, slots and block tables on the device, and nothing waits for the host. Capture decode steps only (every sequence
@@ -40,7 +40,7 @@ class TritonAttention:
         programs: decode programs; None: as many as fit the device beside each other.
         pdl: launch the decode chain's kernels as programmatic dependents; None: where the device can (sm_90).
         decode_config, extend_config: launch parameters instead of the tuned ones.
-        fused_write: decodes of up to so many sequences write their K and V in the attention kernel; None: as OCTAVO_FUSED_WRITE says.
+        fused_write: steps of up to so many decodes alone write their K and V in the attention kernel; None: as OCTAVO_FUSED_WRITE says.
     """
 
     name = "triton"
@@ -96,7 +96,8 @@ class TritonAttention:
         planned = len(metadata.extra[EXTRA])
         plan = self.plan_decode(layer, kv_cache, metadata) if metadata.num_decodes else None
         fresh = len(metadata.extra[EXTRA]) > planned
-        fused = isinstance(plan, DecodePlan) and metadata.num_decodes <= self._fused_write
+        decodes_only = metadata.num_decodes == metadata.num_seqs  # beside prompts write_kv is launched anyway
+        fused = isinstance(plan, DecodePlan) and decodes_only and metadata.num_decodes <= self._fused_write
         self._write(qkv, layer, kv_cache, metadata, slice(metadata.num_decodes if fused else 0, metadata.num_tokens))
         out = qkv.new_empty(qkv.shape[0], layer.num_heads * layer.head_dim)
         if plan is not None:
