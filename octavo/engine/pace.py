@@ -8,8 +8,9 @@ Every running stream waits for the whole step, so prompt tokens beside decodes a
     a line    so long that the line is done in ``LINE_STEPS`` steps, up to ``patience``: ``PATIENCE_SHARE`` times the decodes
               alone (prompts then get three quarters of the device, however slow decodes are) or ``patience_s``, a gap that no
               reader notices.
-    a crowd   so long that the prompts *behind* the first in line are done in ``CROWD_STEPS`` steps, up to ``CROWD_SHARE``
-              times ``patience``: each step pays for its decodes again, and in a crowd all who wait would pay for small steps.
+    a crowd   when the prompts *behind* the first in line would take ``CROWD_LINE`` times ``patience``: ``CROWD_SHARE`` times the
+              decodes alone, or ``crowd_s``, until the crowd is gone. Each step pays for its decodes again, so all who wait
+              would pay for many small steps, and the streams have a few long gaps rather than many that are half as long.
               One long prompt alone is no crowd, and slows nobody further.
 
 ``minimal`` tokens are always taken on: prompts progress whatever was predicted. With nothing to decode nobody waits for the
@@ -27,8 +28,8 @@ SLO_SHARE = 0.9  # predictions err by some percent, and the token has a way to g
 CALM_SHARE = 2.0
 LINE_STEPS = 4
 PATIENCE_SHARE = 4.0
-CROWD_STEPS = 16
-CROWD_SHARE = 4.0
+CROWD_LINE = 4.0
+CROWD_SHARE = 8.0
 NO_LIMIT = 1 << 30
 
 
@@ -38,6 +39,7 @@ class PaceRule:
 
     calm_s: float
     patience_s: float
+    crowd_s: float
     minimal: int  # prompt tokens; also the least that is worth starting one more prompt for
     untried: int  # prompt tokens beside decodes before a step with prompts was measured; after that twice the most measured
     most_tokens: int  # prompt tokens beside decodes, but for a crowd
@@ -48,8 +50,8 @@ class PaceRule:
 # CUDA graphs hold steps of up to 2,048 prompt tokens in 8 prompts (executor/step_graphs.py); others are launched kernel by
 # kernel, which costs the host some milliseconds. On a CPU a token of a small model's prompt takes about a millisecond.
 RULES = {
-    "cuda": PaceRule(calm_s=0.010, patience_s=0.025, minimal=64, untried=512, most_tokens=2048, most_prompts=8),
-    "cpu": PaceRule(calm_s=0.050, patience_s=0.150, minimal=16, untried=64, most_tokens=NO_LIMIT, most_prompts=NO_LIMIT),
+    "cuda": PaceRule(calm_s=0.010, patience_s=0.025, crowd_s=0.150, minimal=64, untried=512, most_tokens=2048, most_prompts=8),
+    "cpu": PaceRule(calm_s=0.050, patience_s=0.150, crowd_s=0.200, minimal=16, untried=64, most_tokens=NO_LIMIT, most_prompts=NO_LIMIT),
 }
 
 
@@ -143,14 +145,15 @@ class Pace:
         """The longest step, in seconds, and whether a crowd is waiting. ``decodes_s``: the decodes' share of it."""
         alone_s = self.costs.predict(work)
         behind_s = self.costs.chunk_seconds(0, line.behind)
-        crowd = decodes_s + behind_s / CROWD_STEPS
         if rule.itl_slo_s is not None:
             limit = rule.itl_slo_s * SLO_SHARE
-            return limit, crowd > limit
+            return limit, behind_s > CROWD_LINE * limit
         patience = max(PATIENCE_SHARE * alone_s, rule.patience_s)
+        if behind_s > CROWD_LINE * patience:
+            return max(CROWD_SHARE * alone_s, rule.crowd_s), True
         calm = max(CALM_SHARE * alone_s, rule.calm_s)
         lined = decodes_s + (self.costs.chunk_seconds(line.start, line.first) + behind_s) / LINE_STEPS
-        return max(calm, min(lined, patience), min(crowd, CROWD_SHARE * patience)), crowd > patience
+        return max(calm, min(lined, patience)), False
 
 
 def even(tokens: int, fine: bool = False) -> int:
