@@ -23,19 +23,25 @@ from dataclasses import dataclass, replace
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from octavo.engine.pace import PaceRule, rule_for
+from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, mixed_decodes, prompt_sizes
 from octavo.types import StepPlan
 from tests.engine.simulator import MS, Load, Measured, at, simulate
 
 # As executor/step_graphs.py captures them; read there, they would bring torch with them.
-GRAPH_DECODES = (0, 8, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
-GRAPH_TOKENS = (16, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 GRAPH_PROMPTS = 8
+MAX_ROWS = 1024
 TILE = 128  # rows that a product computes together
 
 
 def padded(count: int, sizes: Iterable[int]) -> int:
     return next((size for size in sizes if size >= count), count)
+
+
+def mixed(decodes: int, tokens: int = 0) -> tuple[int, int]:
+    """Rows of decodes and of prompts of a step with both."""
+    decodes = padded(decodes, mixed_decodes(MAX_ROWS))
+    return decodes, padded(tokens, prompt_sizes(decodes))
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,6 @@ class Gpu:
     tiled: float = 0.8
     host: float = 0.3 * MS
     host_eager: float = 8 * MS  # besides, to launch a step that no graph holds
-    graph_tokens: tuple[int, ...] = GRAPH_TOKENS
     graph_prompts: int = GRAPH_PROMPTS
     corrections: tuple[tuple[float, ...], ...] = ()  # see ``corrected``
     kind: str = "cuda"
@@ -72,9 +77,9 @@ class Gpu:
         decodes = len(plan.advances) - len(chunks)
         if not chunks:
             return padded(decodes, DECODE_SIZES), 0
-        if len(chunks) > self.graph_prompts or sum(chunks) > self.graph_tokens[-1]:
+        if len(chunks) > self.graph_prompts or sum(chunks) > GRAPH_PROMPT_TOKENS:
             return None
-        return padded(decodes, GRAPH_DECODES), padded(sum(chunks), self.graph_tokens)
+        return mixed(decodes, sum(chunks))
 
     def linears(self, rows: int) -> float:
         tiles = -(-rows // TILE) * TILE
@@ -94,7 +99,7 @@ class Gpu:
             else:
                 pairs += a.count * (a.start + a.count / 2)
         prompt_tokens = plan.num_tokens - decodes
-        rows = sum(self.captured(plan) or (padded(decodes, GRAPH_DECODES), prompt_tokens))
+        rows = sum(self.captured(plan) or (mixed(decodes)[0], prompt_tokens))
         return self.formula(rows, context, pairs, drawing) * self._correction(decodes, prompt_tokens)
 
     def corrected(self, path: str) -> Gpu:
@@ -104,7 +109,7 @@ class Gpu:
         table: dict[int, dict[int, list[float]]] = {}
         for p in points:
             decodes, tokens, prompts = p["decodes"], p["prompt_tokens"], max(1, p.get("prompts", 1))
-            rows = padded(decodes, GRAPH_DECODES if tokens else DECODE_SIZES) + padded(tokens, (0, *self.graph_tokens))
+            rows = sum(mixed(decodes, tokens)) if tokens else padded(decodes, DECODE_SIZES)
             expected = self.formula(rows, decodes * p["context"], tokens * tokens / prompts / 2, decodes + prompts * (tokens > 0))
             table.setdefault(decodes, {}).setdefault(tokens, []).append(p["ms"] * MS / expected)
         lines = ((d, *(v for t in sorted(row) for v in (t, sum(row[t]) / len(row[t])))) for d, row in sorted(table.items()))
@@ -156,8 +161,10 @@ def play(name: str, rule: PaceRule | None, grid: str | None = None, seed: int = 
     gpu = MODELS[model]
     if grid:
         gpu = gpu.corrected(grid)
-    warm = simulate(gpu, replace(load, requests=min(load.requests, 200)), rule, max_num_seqs=1024, seed=seed + 7, noise=noise, pauses=False)
-    return simulate(gpu, load, rule, max_num_seqs=1024, seed=seed, noise=noise, pace=warm.engine.scheduler.pace, pauses=False)
+    warm = simulate(
+        gpu, replace(load, requests=min(load.requests, 200)), rule, max_num_seqs=MAX_ROWS, seed=seed + 7, noise=noise, pauses=False
+    )
+    return simulate(gpu, load, rule, max_num_seqs=MAX_ROWS, seed=seed, noise=noise, pace=warm.engine.scheduler.pace, pauses=False)
 
 
 HEADING = f"{'load':16} {'rule':8} {'tok/s':>7} {'TTFT p50':>9} {'p99':>8} {'TPOT p50':>9} {'ITL p99':>8} {'max':>6} {'E2E p50':>8}"

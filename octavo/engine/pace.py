@@ -13,6 +13,9 @@ Every running stream waits for the whole step, so prompt tokens beside decodes a
               would pay for many small steps, and the streams have a few long gaps rather than many that are half as long.
               One long prompt alone is no crowd, and slows nobody further.
 
+What fits within the limit is then cut to an even size, on a GPU to one with which decodes and prompts together fill whole tiles of
+rows (executor/step_sizes.py): a part of a tile would cost as much, and pay for it with time of all streams.
+
 ``minimal`` tokens are always taken on: prompts progress whatever was predicted. With nothing to decode nobody waits for the
 step, and the whole token budget is spent. There is no clock in here: the same times measured give the same plans.
 """
@@ -23,6 +26,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from octavo.engine.cost_model import CostModel, StepWork
+from octavo.executor.step_sizes import filling_tokens
 
 SLO_SHARE = 0.9  # predictions err by some percent, and the token has a way to go to its reader
 CALM_SHARE = 2.0
@@ -44,13 +48,16 @@ class PaceRule:
     untried: int  # prompt tokens beside decodes before a step with prompts was measured; after that twice the most measured
     most_tokens: int  # prompt tokens beside decodes, but for a crowd
     most_prompts: int  # prompts beside decodes, but for a crowd
+    captured: bool = False  # steps are captured, in the sizes of executor/step_sizes.py
     itl_slo_s: float | None = None
 
 
 # CUDA graphs hold steps of up to 2,048 prompt tokens in 8 prompts (executor/step_graphs.py); others are launched kernel by
 # kernel, which costs the host some milliseconds. On a CPU a token of a small model's prompt takes about a millisecond.
 RULES = {
-    "cuda": PaceRule(calm_s=0.010, patience_s=0.025, crowd_s=0.150, minimal=64, untried=512, most_tokens=2048, most_prompts=8),
+    "cuda": PaceRule(
+        calm_s=0.010, patience_s=0.025, crowd_s=0.150, minimal=64, untried=512, most_tokens=2048, most_prompts=8, captured=True
+    ),
     "cpu": PaceRule(calm_s=0.050, patience_s=0.150, crowd_s=0.200, minimal=16, untried=64, most_tokens=NO_LIMIT, most_prompts=NO_LIMIT),
 }
 
@@ -138,7 +145,8 @@ class Pace:
         most = min(left, costs.tokens_within(limit - decodes_s, line.start), max(rule.untried, 2 * costs.most_tokens))
         if not crowded:
             most = min(most, rule.most_tokens)
-        tokens = max(even(int(most), crowded), min(rule.minimal, left))
+        full = filling_tokens(work.decodes, int(most)) if rule.captured else 0
+        tokens = max(full or even(int(most), crowded), min(rule.minimal, left))
         return Room(costs, tokens, NO_LIMIT if crowded else rule.most_prompts, limit - decodes_s, rule.minimal)
 
     def _limit(self, rule: PaceRule, work: StepWork, decodes_s: float, line: Line) -> tuple[float, bool]:
@@ -160,7 +168,7 @@ def even(tokens: int, fine: bool = False) -> int:
     """The largest of 1, 2, 4 … 1,024, 2,048, 2,560, 3,072 … that is at most ``tokens``; 0 for less than 1.
 
     ``fine`` has 192, 384, 768 and 1,536 too: a crowd is there long enough to make use of them, and needs all of a step's room.
-    Steps of few sizes: a device keeps a graph or a kernel for each size of step, pads to the next, and is slow at a new one.
+    Steps of few sizes: a device keeps a kernel for each size of step, and is slow at a new one.
     Above 2,048 a step is long enough that none of this shows.
     """
     if tokens >= 2048:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.config import EngineConfig
+from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS
 from octavo.models.config import ModelConfig
 
 MIB = 2**20
 LOGITS_CHUNK = 256  # prompt positions whose logits exist at the same time, for prompt_logprobs
-GRAPH_PROMPT_TOKENS = 2048  # most prompt tokens of a captured step
 # What the driver takes for captured steps, some 6 MiB each: this share of the GPU's memory, up to a bound.
 GRAPH_SHARE, MOST_GRAPHS = 128, 1024 * MIB
 SLACK = 256 * MIB  # allocator fragmentation and libraries' workspaces made later

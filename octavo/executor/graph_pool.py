@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -105,6 +105,6 @@ class GraphPool:
         return step
 
 
-def round_up(count: int, sizes: list[int]) -> int:
+def round_up(count: int, sizes: Sequence[int]) -> int:
     """The smallest of the sorted ``sizes`` that is at least ``count``."""
     return next(s for s in sizes if s >= count)

@@ -198,14 +198,15 @@ def _pretend(gpu: Gpu) -> None:
 
 def steps(request: dict[str, Any], gpu: Gpu) -> list[tuple[bool, Callable[[], Any]]]:
     """(needed for the first answer, something to run) in order."""
-    from octavo.executor.step_graphs import LOGITS, MAX_PROMPTS, PROMPT_TOKENS
+    from octavo.executor.step_graphs import LOGITS, MAX_PROMPTS
+    from octavo.executor.step_sizes import prompt_sizes
     from octavo.sampling.sampler import GREEDY, RANDOM, TRUNCATED
 
     runner = make_runner(request, gpu)
     graphs = runner.graphs
     if graphs is None:
         return []
-    mixed = graphs.mixed_sizes
+    mixed, alone = graphs.mixed_sizes[1:], prompt_sizes(0)
 
     def decode(bucket: int, mode: str) -> Callable[[], Any]:
         return lambda: graphs._decode_body(bucket, mode)
@@ -224,14 +225,14 @@ def steps(request: dict[str, Any], gpu: Gpu) -> list[tuple[bool, Callable[[], An
     modes = (GREEDY, RANDOM, TRUNCATED)
     # What the warm-up runs, which the first answer waits for, and then what a first request is likely to ask for.
     found: list[tuple[bool, Callable[[], Any]]] = [(True, lambda: uploads(runner))]
-    found += [(True, prompts(0, PROMPT_TOKENS[0], mode)) for mode in (GREEDY, RANDOM)] + [(True, decode(1, GREEDY))]
-    found += [(False, prompts(0, PROMPT_TOKENS[0], TRUNCATED))] + [(False, decode(1, mode)) for mode in (RANDOM, TRUNCATED, LOGITS)]
+    found += [(True, prompts(0, alone[0], mode)) for mode in (GREEDY, RANDOM)] + [(True, decode(1, GREEDY))]
+    found += [(False, prompts(0, alone[0], TRUNCATED))] + [(False, decode(1, mode)) for mode in (RANDOM, TRUNCATED, LOGITS)]
     found += [(False, lambda: eager(runner))] + [(False, long_prompts(tokens, mode)) for tokens in (4096, 4097) for mode in modes]
-    found += [(False, prompts(0, tokens, mode)) for tokens in (PROMPT_TOKENS[-1], *PROMPT_TOKENS[1:3]) for mode in modes]
+    found += [(False, prompts(0, tokens, mode)) for tokens in (alone[-1], *alone[1:3]) for mode in modes]
     found += [(False, decode(bucket, mode)) for bucket in graphs.sizes[1:] for mode in (*modes, LOGITS)]
     found += [(False, masked(mode)) for mode in modes]
     # What varies with prompts' tokens is whether there are few rows, and then how many.
-    found += [(False, prompts(d, t, mode)) for d in mixed for t in (*PROMPT_TOKENS[:3], PROMPT_TOKENS[-1]) for mode in modes]
+    found += [(False, prompts(d, t, mode)) for d in mixed for t in (*prompt_sizes(d)[:3], prompt_sizes(d)[-1]) for mode in modes]
     return found
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from octavo.executor.footprint import LOGITS_CHUNK, MIB, SLACK
-from octavo.executor.step_graphs import MAX_PROMPTS, PROMPT_TOKENS
+from octavo.executor.step_graphs import MAX_PROMPTS
+from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS
 from octavo.sampling.logprobs import gather_logprobs, rows_at_once
 from octavo.types import Advance, RowInit, StepPlan, TokenParams
 
@@ -73,7 +74,7 @@ def _graph_bytes(runner: ModelRunner, token_budget: int, max_rows: int) -> int:
     """What the pool of captured steps needs: the largest step's memory. Smaller ones, captured later, use the same."""
     assert runner.graphs is not None
     start = _begin()
-    prompts, inits = prompts_of(runner, min(token_budget, PROMPT_TOKENS[-1]), min(max_rows, MAX_PROMPTS))
+    prompts, inits = prompts_of(runner, min(token_budget, GRAPH_PROMPT_TOKENS), min(max_rows, MAX_PROMPTS))
     with torch.inference_mode():
         for init in inits:
             runner.sampler.state.init_row(init)

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from octavo.attention.base import AttentionMetadata, ForwardContext
-from octavo.executor.footprint import GRAPH_PROMPT_TOKENS
 from octavo.executor.graph_pool import GraphPool, round_up
+from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, mixed_decodes, prompt_sizes
 from octavo.kernels.token_bitmask import apply_token_bitmask
 from octavo.kernels.upload import upload
 from octavo.sampling.sampler import GREEDY, RANDOM, TRUNCATED
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 LOGITS = "logits"  # stop after the logits: the sampler goes on eagerly (penalties, masks, log-probabilities …)
 MAX_PROMPTS = 8
 AHEAD_TOKENS = 1024  # prompt tokens of steps that are captured before they are asked for
-PROMPT_TOKENS = [16, 64, 128, 256, 384, 512, 768, 1024, 1536, GRAPH_PROMPT_TOKENS]
 
 
 def bucket_sizes(max_rows: int) -> list[int]:
@@ -84,10 +83,10 @@ class StepGraphs:
         self.spare_row = max_rows
         device = runner.device
         self.sizes = bucket_sizes(max_rows)
-        self.mixed_sizes = [s for s in (8, 32, 64, 128, 192, 256, 384, 512, 768, 1024) if s < max_rows] + [max_rows]
+        self.mixed_sizes = mixed_decodes(max_rows)
         self.row_index = torch.full((max_rows,), self.spare_row, dtype=torch.int64, device=device)
-        self.places = torch.arange(max(max_rows, PROMPT_TOKENS[-1]) + 1, dtype=torch.int64, device=device)
-        self.prompt_inputs = torch.zeros(3 * PROMPT_TOKENS[-1] + 6 * MAX_PROMPTS + 1, dtype=torch.int64, device=device)
+        self.places = torch.arange(max(max_rows, GRAPH_PROMPT_TOKENS) + 1, dtype=torch.int64, device=device)
+        self.prompt_inputs = torch.zeros(3 * GRAPH_PROMPT_TOKENS + 6 * MAX_PROMPTS + 1, dtype=torch.int64, device=device)
         # Shared by the graphs that end with logits; each would keep some of its own, more than a GiB together.
         # The last row is for what nobody reads.
         self.logits = torch.empty(max_rows + 1, runner.vocab_size, device=device)
@@ -101,10 +100,10 @@ class StepGraphs:
     def run_largest(self, prompts: list[Advance]) -> None:
         """Run the bodies that need most memory as they are, without capturing them: to see how much.
 
-        ``prompts``: at most MAX_PROMPTS, of PROMPT_TOKENS[-1] tokens at most together, on rows that have blocks; the decodes are
+        ``prompts``: at most MAX_PROMPTS, of GRAPH_PROMPT_TOKENS tokens at most together, on rows that have blocks; the decodes are
         padding.
         """
-        size = round_up(sum(p.count for p in prompts), PROMPT_TOKENS)
+        size = round_up(sum(p.count for p in prompts), prompt_sizes(self.mixed_sizes[-1]))
         self._set_rows([])
         self._fill_prompt_inputs(self._upload_prompts(prompts, size, MAX_PROMPTS))
         self._mixed_body(self.mixed_sizes[-1], size, MAX_PROMPTS, TRUNCATED)
@@ -136,8 +135,8 @@ class StepGraphs:
                 for mode in modes:
                     for bucket in (s for s in self.sizes if low < s <= high):
                         yield ("decode", bucket, mode), partial(self._decode_body, bucket, mode)
-                    for decodes in (s for s in (0, *self.mixed_sizes) if low < s <= high):
-                        for tokens in (s for s in PROMPT_TOKENS if s <= AHEAD_TOKENS):
+                    for decodes in (s for s in self.mixed_sizes if low < s <= high):
+                        for tokens in (s for s in prompt_sizes(decodes) if s <= AHEAD_TOKENS):
                             sizes = (decodes, tokens, MAX_PROMPTS)
                             yield ("mixed", *sizes, mode), partial(self._mixed_body, *sizes, mode)
 
@@ -208,10 +207,11 @@ class StepGraphs:
     def mixed(self, decodes: list[int], prompts: list[Advance], mode: str) -> torch.Tensor:
         """Advance rows ``decodes`` by one token each and run ``prompts``: tokens drawn, decodes first, then the prompts that draw."""
         num_tokens, captured = sum(p.count for p in prompts), self.pool.on_gpu and fits_graph(prompts)
+        num_decodes = round_up(len(decodes), self.mixed_sizes) if self.pool.on_gpu else len(decodes)
         if captured:
-            sizes = (round_up(len(decodes), [0, *self.mixed_sizes]), round_up(num_tokens, PROMPT_TOKENS), MAX_PROMPTS)
+            sizes = (num_decodes, round_up(num_tokens, prompt_sizes(num_decodes)), MAX_PROMPTS)
         else:
-            sizes = (round_up(len(decodes), [0, *self.mixed_sizes]) if self.pool.on_gpu else len(decodes), num_tokens, len(prompts))
+            sizes = (num_decodes, num_tokens, len(prompts))
         self._set_rows(decodes)
         packed = self._upload_prompts(prompts, sizes[1], sizes[2])
         if captured:
@@ -337,4 +337,4 @@ def split_mixed(plan: StepPlan) -> tuple[list[int], list[Advance]] | None:
 
 
 def fits_graph(prompts: list[Advance]) -> bool:
-    return len(prompts) <= MAX_PROMPTS and sum(p.count for p in prompts) <= PROMPT_TOKENS[-1]
+    return len(prompts) <= MAX_PROMPTS and sum(p.count for p in prompts) <= GRAPH_PROMPT_TOKENS

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from octavo.engine.core import Engine
 from octavo.engine.pace import Pace, PaceRule, rule_for
 from octavo.engine.settings import SchedulerSettings
+from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, mixed_decodes, prompt_sizes
 from octavo.types import GenerateRequest, StepPlan, StepResult, TokenParams
 
 MS = 1e-3
@@ -37,7 +38,6 @@ class Device:
     capture: float = 0.0  # once per size of step
     steps_ahead: int = 1
     move: float = 0.0  # to move a block of 16 tokens to or from CPU memory
-    sizes: tuple[int, ...] = (16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 
     @property
     def warm(self) -> Device:
@@ -48,9 +48,13 @@ class Device:
         """The step's size, if a graph can hold it: decodes and prompt tokens, rounded up."""
         chunks = [a for a in plan.advances if a.token_ids is not None]
         tokens = sum(a.count for a in chunks)
-        if not self.capture or tokens > 2048 or len(chunks) > 8:
+        decodes = len(plan.advances) - len(chunks)
+        if not self.capture or tokens > GRAPH_PROMPT_TOKENS or len(chunks) > 8:
             return None
-        return -(-(len(plan.advances) - len(chunks)) // 16) * 16, next(s for s in (0, *self.sizes) if s >= tokens)
+        if not chunks:
+            return -(-decodes // 16) * 16, 0
+        padded = next(s for s in mixed_decodes(1024) if s >= decodes)
+        return padded, next(s for s in prompt_sizes(padded) if s >= tokens)
 
     def seconds(self, plan: StepPlan) -> float:
         size = self.captured(plan)

@@ -11,7 +11,7 @@ import torch
 from octavo.config import EngineConfig
 from octavo.distributed.group import Group
 from octavo.executor import footprint as sizes
-from octavo.executor import model_runner, step_graphs
+from octavo.executor import model_runner
 from octavo.layers.parallel import local_heads
 from octavo.models.decoder import Build
 from octavo.models.registry import SUPPORTED_ARCHITECTURES, model_class
@@ -53,7 +53,6 @@ def test_a_packed_head_is_there_twice() -> None:
 
 def test_shared_constants() -> None:
     assert sizes.LOGITS_CHUNK == model_runner.LOGITS_CHUNK
-    assert sizes.GRAPH_PROMPT_TOKENS == step_graphs.PROMPT_TOKENS[-1]
 
 
 def test_quantized_checkpoints_are_not_counted_in_full() -> None:

@@ -1,0 +1,42 @@
+"""Sizes of captured steps with prompts: few, so that each is soon captured, and such that products compute full tiles of rows.
+
+Decodes and prompts go through the linear layers together, 128 rows at a time, and a tile that is not full takes as long as one that
+is. So it is the rows of a step, decodes (padded) and prompt tokens together, that come in round numbers:
+
+    decodes                       0      64     192
+    prompt tokens     … of 128    128    64     –
+                      … of 256    256    192    64
+                      … of 512    512    448    320
+
+No torch in here: the engine's pace knows the sizes too, and plans steps that fill them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+GRAPH_PROMPT_TOKENS = 2048  # most prompt tokens of a captured step
+MIXED_DECODES = (0, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+STEP_ROWS = (16, 64, 128, 256, 384, 512, 640, 768, *range(1024, 1 << 14, 256))
+LONG = 512  # steps that no graph holds are so long that a finer measure is of no use
+MULTIPLE = 16  # kernels are compiled apart for sizes that this divides
+
+
+def mixed_decodes(max_rows: int) -> list[int]:
+    """To what decodes beside prompts are padded; the last is ``max_rows``."""
+    return [s for s in MIXED_DECODES if s < max_rows] + [max_rows]
+
+
+@cache
+def prompt_sizes(decodes: int) -> tuple[int, ...]:
+    """To what prompt tokens beside ``decodes``, which are padded already, are padded; the last is GRAPH_PROMPT_TOKENS."""
+    filling = (-(-(rows - decodes) // MULTIPLE) * MULTIPLE for rows in STEP_ROWS if rows > decodes)
+    return tuple(sorted({min(size, GRAPH_PROMPT_TOKENS) for size in filling}))
+
+
+def filling_tokens(decodes: int, tokens: int) -> int:
+    """The most prompt tokens, at most ``tokens``, that make a full step of one of the sizes with ``decodes``; 0 if none do."""
+    padded = next((s for s in MIXED_DECODES if s >= decodes), decodes)
+    if tokens > GRAPH_PROMPT_TOKENS:
+        return max(0, (padded + tokens) // LONG * LONG - padded)
+    return max((rows - padded for rows in STEP_ROWS if 0 < rows - padded <= tokens), default=0)

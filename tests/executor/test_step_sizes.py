@@ -1,0 +1,41 @@
+"""Sizes of captured steps: they hold what is asked of them, are few, and fill tiles."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, MIXED_DECODES, STEP_ROWS, filling_tokens, mixed_decodes, prompt_sizes
+
+
+@pytest.mark.parametrize("max_rows", [1, 31, 32, 100, 256, 1024, 3000])
+def test_whatever_fits_has_a_size(max_rows: int) -> None:
+    decodes = mixed_decodes(max_rows)
+    assert decodes == sorted(set(decodes)) and decodes[0] == 0 and decodes[-1] == max_rows
+    for padded in decodes:
+        sizes = prompt_sizes(padded)
+        assert sizes[0] >= 1 and sizes[-1] == GRAPH_PROMPT_TOKENS and list(sizes) == sorted(set(sizes)) and len(sizes) <= 14
+        assert all(size % 16 == 0 for size in sizes), "kernels are compiled apart for other sizes"
+
+
+@pytest.mark.parametrize("padded", MIXED_DECODES)
+def test_steps_fill_tiles_of_rows(padded: int) -> None:
+    for size in prompt_sizes(padded):
+        assert (padded + size) % 128 == 0 or padded + size < 128 or size == GRAPH_PROMPT_TOKENS
+
+
+def test_filling_tokens_are_the_most_that_waste_nothing() -> None:
+    rng = random.Random(1)
+    for _ in range(2000):
+        decodes, tokens = rng.randint(0, 1024), rng.choice((rng.randint(-5, 200), rng.randint(1, 8192)))
+        count = filling_tokens(decodes, tokens)
+        padded = next(s for s in MIXED_DECODES if s >= decodes)
+        assert 0 <= count <= max(0, tokens)
+        if tokens > GRAPH_PROMPT_TOKENS:
+            assert (padded + count) % 512 == 0 and tokens - count < 512
+        elif count:
+            assert padded + count in STEP_ROWS and count in prompt_sizes(padded)
+            assert not any(count < rows - padded <= tokens for rows in STEP_ROWS)
+        else:
+            assert not any(0 < rows - padded <= tokens for rows in STEP_ROWS)
