@@ -32,7 +32,7 @@ SLO_SHARE = 0.9  # predictions err by some percent, and the token has a way to g
 CALM_SHARE = 2.0
 LINE_STEPS = 4
 PATIENCE_SHARE = 4.0
-CROWD_LINE = 4.0
+CROWD_LINE = 5.0
 CROWD_SHARE = 8.0
 NO_LIMIT = 1 << 30
 
