@@ -18,7 +18,7 @@ from octavo.kernels.attention_plan import make_decode_plan, plan_decode, plan_ex
 from octavo.kernels.decode_attention import attention_reference, decode_attention, make_decode_workspace, max_chunks
 from octavo.kernels.decode_config import DecodeConfig, decode_config
 from octavo.kernels.extend_attention import ExtendConfig, extend_attention, extend_config
-from octavo.kernels.flash_attention_3 import available, decode_schedule, flash_attention_3
+from octavo.kernels.flash_attention_3 import available, flash_attention_3, make_schedule
 from octavo.kernels.write_kv import write_kv
 
 BANDWIDTH = 4.3e12  # bytes/s
@@ -150,7 +150,7 @@ def fa3(case: Case, step: Step) -> None:
     options: dict[str, Any] = {"query_start": step.query_start, "max_query_len": max(case.counts)}
     if case.decodes:
         if "schedule" not in step.tasks:
-            step.tasks["schedule"] = decode_schedule(step.seq_lens, case.cache, step.block_tables, case.heads)
+            step.tasks["schedule"] = make_schedule(step.seq_lens, case.cache, step.block_tables, case.heads)
         options = {"schedule": step.tasks["schedule"]}
     flash_attention_3(case.qkv, case.cache, step.block_tables, step.seq_lens, case.out, num_heads=case.heads, scale=case.scale, **options)
 

@@ -19,7 +19,8 @@ from octavo.attention.base import AttentionLayerSpec, AttentionMetadata
 from octavo.attention.triton import EXTRA, TritonAttention
 from octavo.errors import ConfigError
 from octavo.kernels.attention_plan import DecodePlan
-from octavo.kernels.flash_attention_3 import available, covers, decode_schedule, flash_attention_3, library
+from octavo.kernels.flash_attention_3 import available, covers, flash_attention_3, library, make_schedule
+from octavo.kernels.new_tokens import NewTokens
 
 __all__ = ["FlashAttention", "available"]
 
@@ -46,15 +47,16 @@ class FlashAttention(TritonAttention):
         tasks = m.extra[EXTRA]
         key = ("fa3", layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.sliding_window)
         if key not in tasks:
-            tasks[key] = decode_schedule(m.seq_lens[: m.num_decodes], cache, m.block_tables, layer.num_heads, layer.sliding_window)
+            tasks[key] = make_schedule(m.seq_lens[: m.num_decodes], cache, m.block_tables, layer.num_heads, layer.sliding_window)
         return tasks[key]
 
     def decode(
-        self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, plan: Any, out: torch.Tensor
-    ) -> None:
+        self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, plan: Any, out: torch.Tensor,
+        new: NewTokens | None = None, fresh: bool = False,
+    ) -> None:  # fmt: skip
         """See TritonAttention."""
         if isinstance(plan, DecodePlan):
-            super().decode(qkv, layer, cache, m, plan, out)
+            super().decode(qkv, layer, cache, m, plan, out, new, fresh)
             return
         n = m.num_decodes
         self._attend(qkv[:n], layer, cache, m, slice(0, n), out[:n], schedule=plan)
@@ -70,10 +72,11 @@ class FlashAttention(TritonAttention):
         tasks = m.extra[EXTRA]
         if "fa3 starts" not in tasks:
             tasks["fa3 starts"] = m.query_start[first:] - m.query_start[first] if first else m.query_start
-        self._attend(
-            qkv[first:last], layer, cache, m, slice(first, m.num_seqs), out[first:last],
-            query_start=tasks["fa3 starts"], max_query_len=m.max_query_len,
-        )  # fmt: skip
+        seqs, chunks = slice(first, m.num_seqs), {"query_start": tasks["fa3 starts"], "max_query_len": m.max_query_len}
+        key = ("fa3 prompts", layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.sliding_window)
+        if key not in tasks:
+            tasks[key] = make_schedule(m.seq_lens[seqs], cache, m.block_tables, layer.num_heads, layer.sliding_window, **chunks)
+        self._attend(qkv[first:last], layer, cache, m, seqs, out[first:last], schedule=tasks[key], **chunks)
 
     def _attend(
         self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, seqs: slice, out: torch.Tensor,

@@ -1,7 +1,8 @@
 """Attention in Triton: the GPU backend that always works.
 
 A layer is two launches: ``write_kv`` (QK-norm, RoPE, cache write) and ``decode_attention`` for sequences that run one token,
-``extend_attention`` for those that run more, or both. Task lists are made on the device once a step and shared by all layers.
+``extend_attention`` for those that run more, or both. Steps of few decodes and nothing else (``fused_write``) need no ``write_kv``:
+``decode_attention`` begins with its work. Task lists are made on the device once a step and shared by all layers.
 
 In a CUDA graph: call ``make_workspace`` first, outside of it; then ``prepare`` and the layers are launches of fixed shape that
 read lengths, slots and block tables on the device, and nothing waits for the host. Capture decode steps only (every sequence
@@ -16,12 +17,14 @@ from typing import Any
 
 import torch
 
+from octavo import env
 from octavo.attention.base import AttentionLayerSpec, AttentionMetadata, ForwardContext
 from octavo.errors import ConfigError
 from octavo.kernels.attention_plan import DecodePlan, make_decode_plan, plan_decode, plan_extend
 from octavo.kernels.decode_attention import DecodeWorkspace, decode_attention, make_decode_workspace, max_chunks
 from octavo.kernels.decode_config import BATCHES, DecodeConfig, decode_config
 from octavo.kernels.extend_attention import ExtendConfig, extend_attention, extend_config
+from octavo.kernels.new_tokens import NewTokens
 from octavo.kernels.write_kv import write_kv
 
 EXTRA = "triton"  # the backend's key in AttentionMetadata.extra: which task lists this step has made
@@ -37,6 +40,7 @@ class TritonAttention:
         programs: decode programs; None: as many as fit the device beside each other.
         pdl: launch the decode chain's kernels as programmatic dependents; None: where the device can (sm_90).
         decode_config, extend_config: launch parameters instead of the tuned ones.
+        fused_write: steps of up to so many decodes alone write their K and V in the attention kernel; None: as OCTAVO_FUSED_WRITE says.
     """
 
     name = "triton"
@@ -47,11 +51,13 @@ class TritonAttention:
         pdl: bool | None = None,
         decode_config: DecodeConfig | None = None,
         extend_config: ExtendConfig | None = None,
+        fused_write: int | None = None,
     ) -> None:
         self._programs = programs
         self._pdl = pdl
         self._decode_config = decode_config
         self._extend_config = extend_config
+        self._fused_write = env.fused_write() if fused_write is None else fused_write
         self._max_seqs = 0
         self._plans: dict[tuple[Any, ...], DecodePlan] = {}
         self._workspaces: dict[tuple[Any, ...], DecodeWorkspace] = {}
@@ -87,15 +93,16 @@ class TritonAttention:
         if EXTRA not in metadata.extra:
             self.prepare(metadata)
         # before write_kv: a programmatic dependent may only rely on what its predecessor waited for
+        planned = len(metadata.extra[EXTRA])
         plan = self.plan_decode(layer, kv_cache, metadata) if metadata.num_decodes else None
-        write_kv(
-            qkv, kv_cache, metadata.positions[: metadata.num_tokens], metadata.slots[: metadata.num_tokens],
-            layer.num_heads, layer.num_kv_heads, layer.rope_cos_sin, layer.rope_interleaved,
-            layer.q_norm, layer.k_norm, layer.norm_eps, pdl=self._use_pdl(qkv.device),
-        )  # fmt: skip
+        fresh = len(metadata.extra[EXTRA]) > planned
+        decodes_only = metadata.num_decodes == metadata.num_seqs  # beside prompts write_kv is launched anyway
+        fused = isinstance(plan, DecodePlan) and decodes_only and metadata.num_decodes <= self._fused_write
+        self._write(qkv, layer, kv_cache, metadata, slice(metadata.num_decodes if fused else 0, metadata.num_tokens))
         out = qkv.new_empty(qkv.shape[0], layer.num_heads * layer.head_dim)
         if plan is not None:
-            self.decode(qkv, layer, kv_cache, metadata, plan, out)
+            new = self._new_tokens(layer, metadata) if fused else None
+            self.decode(qkv, layer, kv_cache, metadata, plan, out, new, fresh)
         if metadata.num_seqs > metadata.num_decodes:
             self.extend(qkv, layer, kv_cache, metadata, out)
         used = metadata.num_decodes if metadata.num_seqs == metadata.num_decodes else metadata.num_tokens
@@ -117,14 +124,18 @@ class TritonAttention:
         return plan
 
     def decode(
-        self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, plan: Any, out: torch.Tensor
-    ) -> None:
-        """Rows 0 .. num_decodes - 1 of ``out``. K and V are in the cache, q is rotated; ``plan`` is ``plan_decode``'s."""
+        self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, plan: Any, out: torch.Tensor,
+        new: NewTokens | None = None, fresh: bool = False,
+    ) -> None:  # fmt: skip
+        """Rows 0 .. num_decodes - 1 of ``out``. K and V are in the cache and q is rotated, unless ``new`` says what is to be done.
+
+        ``plan`` is ``plan_decode``'s; ``fresh``: made by this layer.
+        """
         _, workspace = self._decode_buffers(layer, cache.dtype, qkv.device, m.num_decodes)
         decode_attention(
             qkv, cache, m.block_tables, plan, workspace, out,
             num_heads=layer.num_heads, scale=layer.scale, window=layer.sliding_window, soft_cap=layer.logit_soft_cap,
-            config=self._config(layer, cache.dtype, m.num_decodes), pdl=self._use_pdl(qkv.device),
+            config=self._config(layer, cache.dtype, m.num_decodes), pdl=self._use_pdl(qkv.device), new=new, fresh_plan=fresh,
         )  # fmt: skip
 
     def extend(self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, out: torch.Tensor) -> None:
@@ -138,6 +149,19 @@ class TritonAttention:
             qkv, cache, m.block_tables, m.query_start, m.seq_lens, tasks[key], out,
             num_heads=layer.num_heads, scale=layer.scale, row_index=m.extra.get("row_index"),
             window=layer.sliding_window, soft_cap=layer.logit_soft_cap, config=config,
+        )  # fmt: skip
+
+    def _write(self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, tokens: slice) -> None:
+        write_kv(
+            qkv[tokens.start :], cache, m.positions[tokens], m.slots[tokens],
+            layer.num_heads, layer.num_kv_heads, layer.rope_cos_sin, layer.rope_interleaved,
+            layer.q_norm, layer.k_norm, layer.norm_eps, pdl=self._use_pdl(qkv.device),
+        )  # fmt: skip
+
+    def _new_tokens(self, layer: AttentionLayerSpec, m: AttentionMetadata) -> NewTokens:
+        return NewTokens(
+            m.positions[: m.num_decodes], m.slots[: m.num_decodes], layer.rope_cos_sin, layer.rope_interleaved,
+            layer.q_norm, layer.k_norm, layer.norm_eps,
         )  # fmt: skip
 
     def _config(self, layer: AttentionLayerSpec, dtype: torch.dtype, batch: int) -> DecodeConfig:

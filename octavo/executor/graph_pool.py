@@ -49,6 +49,7 @@ class GraphPool:
             if key not in self._ran:
                 output = body()
                 self._ran.add(key)
+                logger.debug("step %s ran without a graph; it is captured if it comes again", key)
                 return output
             step = self.capture(key, body)
         step.graph.replay()

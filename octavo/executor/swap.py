@@ -76,7 +76,7 @@ class HostMemory:
         self.words = torch.empty(num_bytes // WORD.itemsize, dtype=WORD)
         if device.type != "cuda":
             return
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)  # each thread has one of its own
         cudart: Any = torch.cuda.cudart()
         error = int(cudart.cudaHostRegister(self.words.data_ptr(), num_bytes, 0))
         if error:

@@ -35,7 +35,7 @@ from octavo.models.config import ModelConfig
 logger = logging.getLogger("octavo.executor")
 
 MAX_PROCESSES = 12
-_ENVIRONMENT = ("TRITON_", "CUDA_VISIBLE_DEVICES", "LLVM_")  # variables that may change what is compiled
+_ENVIRONMENT = ("TRITON_", "CUDA_VISIBLE_DEVICES", "LLVM_", "OCTAVO_FUSED_WRITE")  # variables that may change what is compiled
 
 
 class KernelWarmup:

@@ -95,7 +95,7 @@ def _decode_plan_kernel(
         tl.store(place + 1, tl.sum(tl.where(mine, length, 0), axis=0))
         tl.store(place + 2, tl.maximum(tl.sum(tl.where(mine, chunk, 0), axis=0), 1))
 
-    if pid < PROGRAMS:
+    if pid <= PROGRAMS:  # one past the last is empty: programs look where the next one starts
         all_tiles = tl.sum(tiles, axis=0).to(tl.int64) * KV_HEADS
         programs = tl.minimum((all_tiles + min_tiles - 1) // min_tiles, PROGRAMS)
         pairs = num_seqs * KV_HEADS
@@ -147,7 +147,7 @@ def _extend_plan_kernel(
 
 @dataclass(slots=True)
 class DecodePlan:
-    """seqs int32 [capacity + 2, 4], starts int32 [programs, 4]: FIELDS says what. Its numbers must be those of the kernel that runs it.
+    """seqs int32 [capacity + 2, 4], starts int32 [programs + 1, 4]: FIELDS says what. Its numbers must be those of the kernel that runs it.
 
     block_n: tokens a tile. max_chunks: at most so many chunks a sequence, which its partial results must have room for.
     """
@@ -172,7 +172,7 @@ def make_decode_plan(
     if ALIGN % block_n:
         raise ValueError(f"block_n {block_n} does not divide {ALIGN}.")
     seqs = torch.zeros(max_seqs + 2, FIELDS, dtype=torch.int32, device=device)
-    starts = torch.zeros(programs, FIELDS, dtype=torch.int32, device=device)
+    starts = torch.zeros(programs + 1, FIELDS, dtype=torch.int32, device=device)
     return DecodePlan(seqs, starts, programs, block_n, min_chunk, max_chunks)
 
 
@@ -196,7 +196,7 @@ def plan_decode(
     if num_seqs > plan.capacity:
         raise ValueError(f"An attention plan for {plan.capacity} sequences can't hold {num_seqs}; make a larger workspace.")
     launch(
-        _decode_plan_kernel, (max(num_seqs + 1, plan.programs),),
+        _decode_plan_kernel, (max(num_seqs, plan.programs) + 1,),
         (seq_lens, row_index, plan.seqs, plan.starts, num_seqs, window or 0, min_tiles, seam),
         KV_HEADS=num_kv_heads, PROGRAMS=plan.programs, BLOCK_S=_block_s(num_seqs),
         ROWS=row_index is not None, WINDOWED=window is not None,

@@ -4,6 +4,10 @@ A fixed number of programs walks the plan of ``attention_plan``: each one loop o
 heads they belong to, so that the loads of the next tiles are under way also where a sequence ends. A pair (sequence, KV head)
 that is cut between programs leaves partial results in a workspace, and the program that brings the last of them folds them all,
 in the order of the chunks. So who folds is a matter of timing, and what comes out is not.
+
+Given ``NewTokens``, it does ``write_kv``'s work too, before its loop: a program makes the query heads of its pairs, and K and V of the
+new token of each pair that ends in its run. Nobody else reads that token, as it stands in the pair's last tile; and the loop is the same.
+Query heads wait in ``out`` meanwhile, where a pair's result comes when all programs that read them have told that they are done.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import triton.language as tl
 
 from octavo.kernels.attention_plan import ALIGN, FIELDS, DecodePlan
 from octavo.kernels.decode_config import DecodeConfig, decode_config
+from octavo.kernels.new_tokens import NewTokens, make_heads, new_arguments, new_constants, which_heads
 from octavo.kernels.triton.launch import launch, prefetch_lines
 
 LOG2_E = 1.4426950408889634
@@ -138,16 +143,22 @@ def _first_token(length, window, WINDOWED: tl.constexpr, ALIGN: tl.constexpr):
         return length * 0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["positions", "slots", "fresh"])
 def _decode_kernel(
     q, q_stride, out, out_stride, kv, tables, table_stride, seqs, starts, acc_buffer, ml_buffer, arrived,
     scale, factor, soft_cap, v_scale, window,
+    positions, slots, cos_sin, q_norm, k_norm, angles_stride, eps, k_inverse, v_inverse, fresh,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_DOT: tl.constexpr, GROUP_PAD: tl.constexpr,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, ALIGN: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, MAX_CHUNKS: tl.constexpr, PREFETCH: tl.constexpr,
     FIELDS: tl.constexpr, LOG2_E: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    FUSED: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
+    ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr, FP8: tl.constexpr, FP8_LIMIT: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
+    if FUSED and PDL:
+        if fresh != 0:  # the kernel before this one is the plan's
+            tl.extra.cuda.gdc_wait()
     # What the plan wrote can be read before the wait: the kernel before this one has waited for the plan.
     run = starts + pid * FIELDS
     first_pair = tl.load(run)
@@ -171,8 +182,38 @@ def _decode_kernel(
     if PDL:
         if PREFETCH > 0:
             _prefetch(kv, first_pair % KV_HEADS, table, start, end, tiles, KV_HEADS, DIM, BLOCK_SIZE, BLOCK_N, PREFETCH)
+    if FUSED:
+        stop = tl.load(run + FIELDS)
+        stop_at = tl.load(run + FIELDS + 1)
+        stop_begin = _first_token(tl.load(seqs + stop // KV_HEADS * FIELDS + 1), window, WINDOWED, ALIGN)
+        kv_pairs = tl.where(tiles > 0, stop - first_pair, 0)  # that end here
+        q_pairs = tl.where((tiles > 0) & (stop_at != stop_begin), kv_pairs + 1, kv_pairs)
+        heads_here = kv_pairs * (GROUP + 2) + (q_pairs - kv_pairs) * GROUP
+        of_pair, of_head, to_slot, cos, sin, w_a, w_b, w_c = which_heads(
+            0, first_pair, q_pairs, kv_pairs, positions, slots, cos_sin, angles_stride, q_norm, k_norm,
+            KV_HEADS, GROUP, ROWS, DIM, HALF, HALF_PAD, REST, REST_PAD, ROPE, INTERLEAVED, Q_NORM, K_NORM,
+        )  # fmt: skip
+    if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    if FUSED:
+        make_heads(
+            of_pair, of_head, to_slot, cos, sin, w_a, w_b, w_c, q, q_stride, out, out_stride, kv, eps, k_inverse, v_inverse,
+            KV_HEADS, GROUP, DIM, HALF, HALF_PAD, REST, REST_PAD, BLOCK_SIZE, ROPE, INTERLEAVED, Q_NORM, K_NORM, FP8, FP8_LIMIT,
+        )  # fmt: skip
+        for block in tl.range(1, (heads_here + ROWS - 1) // ROWS, num_stages=1):
+            of_pair, of_head, to_slot, cos, sin, w_a, w_b, w_c = which_heads(
+                block, first_pair, q_pairs, kv_pairs, positions, slots, cos_sin, angles_stride, q_norm, k_norm,
+                KV_HEADS, GROUP, ROWS, DIM, HALF, HALF_PAD, REST, REST_PAD, ROPE, INTERLEAVED, Q_NORM, K_NORM,
+            )  # fmt: skip
+            make_heads(
+                of_pair, of_head, to_slot, cos, sin, w_a, w_b, w_c, q, q_stride, out, out_stride, kv, eps, k_inverse, v_inverse,
+                KV_HEADS, GROUP, DIM, HALF, HALF_PAD, REST, REST_PAD, BLOCK_SIZE, ROPE, INTERLEAVED, Q_NORM, K_NORM, FP8, FP8_LIMIT,
+            )  # fmt: skip
+        tl.debug_barrier()  # all threads have stored before one of them loads
+        heads, heads_stride = out, out_stride
+    else:
+        heads, heads_stride = q, q_stride
 
     acc = tl.zeros([GROUP_DOT, DIM_PAD], tl.float32)
     total = tl.zeros([GROUP_DOT, BLOCK_N], tl.float32)  # summed up at the end of a chunk
@@ -183,7 +224,7 @@ def _decode_kernel(
     tail = start != begin  # the run begins inside a pair
     pair, pos = first_pair, start
     boundary = start + chunk  # where the chunk ends, unless the sequence does before
-    q_next = _query(q, q_stride, pair, tiles > 0, KV_HEADS, GROUP, GROUP_DOT, DIM, DIM_PAD)
+    q_next = _query(heads, heads_stride, pair, tiles > 0, KV_HEADS, GROUP, GROUP_DOT, DIM, DIM_PAD)
     for _ in range(tiles):
         at = _tile_at(kv, ids, pos, pair % KV_HEADS, KV_HEADS, DIM, DIM_PAD, BLOCK_SIZE, BLOCK_N)
         kept = (n < end - pos)[:, None] & in_dim[None, :]
@@ -201,7 +242,7 @@ def _decode_kernel(
         next_begin = _first_token(next_end, window, WINDOWED, ALIGN)
         next_pos = tl.where(ends, next_begin, after)
         ids = _block_ids(tables + next_row.to(tl.int64) * table_stride, next_pos, next_end, BLOCK_SIZE, BLOCK_N)
-        q_next = _query(q, q_stride, next_pair, next_pos < next_end, KV_HEADS, GROUP, GROUP_DOT, DIM, DIM_PAD)
+        q_next = _query(heads, heads_stride, next_pair, next_pos < next_end, KV_HEADS, GROUP, GROUP_DOT, DIM, DIM_PAD)
         fields = seqs + (next_pair + 1) // KV_HEADS * FIELDS
         ahead_row = tl.load(fields)
         ahead_end = tl.load(fields + 1)
@@ -386,6 +427,8 @@ def decode_attention(
     config: DecodeConfig | None = None,
     pdl: bool = False,
     compile_only: bool = False,
+    new: NewTokens | None = None,
+    fresh_plan: bool = False,
 ) -> None:
     """Row s of out [>= S, num_heads * head_dim] = attention of q's row s over the plan's sequence s. One launch.
 
@@ -395,6 +438,9 @@ def decode_attention(
     plan:         by ``plan_decode`` with the same window and KV heads; rows of padding (length 0) become zero
     pdl:          launch as a programmatic dependent; the kernel before must have waited for the plan before it released this one
     compile_only: fill Triton's cache on disk, and launch nothing
+    new:          q is qkv as it came, [>= S, (num_heads + 2 * KV heads) * head_dim], and stays so; the new tokens' K and V, which the
+                  cache lacks, are written by this launch. Row s is sequence s's. Bits as with ``write_kv`` before.
+    fresh_plan:   with ``new`` and ``pdl``: the kernel before may be the plan's own
     Results depend on the sequence alone, bit for bit, never on the batch around it.
     """
     kv_heads, block_size, dim = kv_cache.shape[2:]
@@ -404,6 +450,8 @@ def decode_attention(
         raise ValueError(f"The plan has tiles of {plan.block_n} tokens, the configuration of {config.block_n}.")
     if not kv_cache.is_contiguous():
         raise ValueError(f"decode_attention takes a contiguous KV cache; got strides {kv_cache.stride()}.")
+    if new is not None and out.dtype != q.dtype:
+        raise ValueError(f"decode_attention makes query heads in out; got {out.dtype} for q of {q.dtype}.")
     dim_pad, group_pad = triton.next_power_of_2(dim), triton.next_power_of_2(group)
     scale *= k_scale
     arguments = (
@@ -411,6 +459,7 @@ def decode_attention(
         workspace.acc, workspace.ml, workspace.arrived,
         # exp2 takes scores times ``factor``; what is capped has met its scale before
         scale, LOG2_E if soft_cap is not None else scale * LOG2_E, soft_cap or 0.0, v_scale, window or 0,
+        *new_arguments(new, k_scale, v_scale, fresh_plan),
     )  # fmt: skip
     keywords = dict(
         KV_HEADS=kv_heads, GROUP=group, GROUP_DOT=max(16, group_pad), GROUP_PAD=group_pad,
@@ -418,6 +467,7 @@ def decode_attention(
         WINDOWED=window is not None, CAPPED=soft_cap is not None, MAX_CHUNKS=plan.max_chunks,
         PREFETCH=config.prefetch if pdl else 0, FIELDS=FIELDS, LOG2_E=LOG2_E,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
+        **new_constants(new, dim, config, kv_cache.dtype),
         **config.options(), **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     if compile_only:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 CONFIG_FILE = Path(__file__).with_name("decode_attention_configs.json")
-BATCHES = (8, 32, 128)  # sequences: up to each of them, and more than the last, may be launched differently
+BATCHES = (4, 8, 32, 128)  # sequences: up to each of them, and more than the last, may be launched differently
 FIXED = ("block_n", "num_warps", "min_chunk")  # fields that may not
 
 

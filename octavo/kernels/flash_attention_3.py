@@ -38,14 +38,28 @@ def _window(window: int | None) -> tuple[int, int]:
     return (-1, -1) if window is None else (window - 1, 0)
 
 
-def decode_schedule(
-    seq_lens: torch.Tensor, kv_cache: torch.Tensor, block_tables: torch.Tensor, num_heads: int, window: int | None = None
+def _splits(query_start: torch.Tensor | None) -> int:
+    """Chunks are never split along the context: a token's bits would depend on what else the step holds."""
+    return MAX_SPLITS if query_start is None else 1
+
+
+def make_schedule(
+    seq_lens: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    num_heads: int,
+    window: int | None = None,
+    query_start: torch.Tensor | None = None,
+    max_query_len: int = 1,
 ) -> torch.Tensor:
-    """int32 scheduler metadata for a step's decodes of S = len(seq_lens) sequences, made on the device; shared by its layers."""
+    """int32 scheduler metadata for a step's S = len(seq_lens) sequences, made on the device; shared by its layers.
+
+    ``query_start``, ``max_query_len``: as ``flash_attention_3`` takes them.
+    """
     left, right = _window(window)
     return library().get_scheduler_metadata(
         batch_size=seq_lens.shape[0],
-        max_seqlen_q=1,
+        max_seqlen_q=max_query_len,
         max_seqlen_k=block_tables.shape[1] * kv_cache.shape[3],  # as fwd takes it from the page table: both must decide alike
         num_heads=num_heads,
         num_heads_k=kv_cache.shape[2],
@@ -53,11 +67,12 @@ def decode_schedule(
         headdim_v=kv_cache.shape[4],
         qkv_dtype=kv_cache.dtype,
         seqused_k=seq_lens,
+        cu_seqlens_q=query_start,
         page_size=kv_cache.shape[3],
         is_causal=True,
         window_size_left=left,
         window_size_right=right,
-        num_splits=MAX_SPLITS,
+        num_splits=_splits(query_start),
     )
 
 
@@ -82,7 +97,8 @@ def flash_attention_3(
     kv_cache:     [num_blocks, 2, num_kv_heads, block_size, head_dim]
     block_tables: int32 [S, max_blocks]; with row_index (int32 [S]) the table of all rows
     query_start:  int32 [S + 1] with max_query_len, a chunk per sequence, never split along the context; None: T = S and
-                  each sequence has one query token, split as ``schedule`` (by ``decode_schedule``) says
+                  each sequence has one query token, split as ``schedule`` says
+    schedule:     by ``make_schedule``; None: made here, which takes a launch a layer
     """
     q, out = (x[:, : num_heads * kv_cache.shape[4]].unflatten(1, (num_heads, -1)) for x in (q, out))
     if query_start is None:
@@ -103,5 +119,5 @@ def flash_attention_3(
         window_size_left=left,
         window_size_right=right,
         scheduler_metadata=schedule,
-        num_splits=MAX_SPLITS if query_start is None else 1,
+        num_splits=_splits(query_start),
     )

@@ -13,8 +13,8 @@ def apply_token_bitmask_reference(logits: torch.Tensor, bits: torch.Tensor, plac
     shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
     allowed = (bits[:, :, None] >> shifts & 1).bool().view(len(bits), words * 32)[:, :vocab]
     kept = logits[places, : allowed.shape[1]].masked_fill(~allowed, NEG_INF)
-    logits[places, : allowed.shape[1]] = kept
-    logits[places, allowed.shape[1] :] = NEG_INF
+    logits[:, : allowed.shape[1]].index_copy_(0, places, kept)
+    logits[:, allowed.shape[1] :].index_fill_(0, places, NEG_INF)
 
 
 def apply_token_bitmask(logits: torch.Tensor, bits: torch.Tensor, places: torch.Tensor) -> None:

@@ -62,12 +62,65 @@ def _rotate(x: torch.Tensor, table: torch.Tensor, interleaved: bool) -> torch.Te
 @triton.jit
 def _scaled(x, w, rstd, normed, dtype: tl.constexpr):
     """RMSNorm with the roundings of the reference: to dtype before the weight and after it. Rows not ``normed`` pass."""
-    y = (x * rstd[:, None]).to(dtype).to(tl.float32) * w
+    y = (x * rstd[:, None]).to(dtype).to(tl.float32) * w.to(tl.float32)
     return tl.where(normed[:, None], y.to(dtype).to(tl.float32), x)
 
 
 @triton.jit
-def _put(dest, x, mask, inverse, FP8: tl.constexpr, limit: tl.constexpr):
+def norm_weights(q_norm, k_norm, is_k, at, inside, Q_NORM: tl.constexpr, K_NORM: tl.constexpr):
+    """Of the norm that each head (a row) has, those of the channels ``at``. Loaded as they are used, a row each: what several rows
+    share would have to go through shared memory."""
+    if Q_NORM and K_NORM:
+        norm = tl.where(is_k, k_norm, q_norm)
+    elif Q_NORM:
+        norm = q_norm + tl.where(is_k, 0, 0)
+    else:
+        norm = k_norm + tl.where(is_k, 0, 0)
+    at = norm[:, None] + at[None, :]
+    return tl.load(at, mask=tl.broadcast_to(inside[None, :], at.shape), other=0.0)
+
+
+@triton.jit
+def normed_and_turned(
+    a, b, c, is_q, is_k, w_a, w_b, w_c, cos, sin, eps,
+    DIM: tl.constexpr, HAS_REST: tl.constexpr, ROPE: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """float32 (a, b, c) of some heads (a row each), normalized and rotated where they are q or k. c counts where HAS_REST."""
+    if Q_NORM or K_NORM:
+        squares = tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)
+        if HAS_REST:
+            squares += tl.sum(c * c, axis=1)
+        rstd = tl.rsqrt(squares / DIM + eps)
+        normed = (is_q & Q_NORM) | (is_k & K_NORM)
+        a = _scaled(a, w_a, rstd, normed, dtype)
+        b = _scaled(b, w_b, rstd, normed, dtype)
+        if HAS_REST:
+            c = _scaled(c, w_c, rstd, normed, dtype)
+    if ROPE:
+        turns = (is_q | is_k)[:, None]
+        # fused by hand: what a compiler fuses may differ from kernel to kernel
+        across, along = b * sin, a * sin
+        a = tl.where(turns, tl.fma(a, tl.broadcast_to(cos, a.shape), -across), a)
+        b = tl.where(turns, tl.fma(b, tl.broadcast_to(cos, b.shape), along), b)
+    return a, b, c
+
+
+@triton.jit
+def channels(HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, DIM: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """(at_a, at_b, j, in_half, in_rest): a head is pairs (a, b) that turn together, then channels j that don't."""
+    i = tl.arange(0, HALF_PAD)
+    if INTERLEAVED:
+        at_a = 2 * i
+        at_b = 2 * i + 1
+    else:
+        at_a = i
+        at_b = i + HALF
+    j = 2 * HALF + tl.arange(0, REST_PAD)
+    return at_a, at_b, j, i < HALF, j < DIM
+
+
+@triton.jit
+def put(dest, x, mask, inverse, FP8: tl.constexpr, limit: tl.constexpr):
     if FP8:
         x = tl.minimum(tl.maximum(x * inverse, -limit), limit)
     tl.store(dest, x.to(dest.dtype.element_ty), mask=mask)
@@ -84,7 +137,7 @@ def _write_kv_kernel(
     ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
     FP8: tl.constexpr, FP8_LIMIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One token, BLOCK_H of its heads. A head is pairs (a, b) that turn together, then REST channels that don't."""
+    """One token, BLOCK_H of its heads."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     is_q = head < HEADS
@@ -93,51 +146,32 @@ def _write_kv_kernel(
     dtype = qkv.dtype.element_ty
 
     i = tl.arange(0, HALF_PAD)
-    if INTERLEAVED:
-        at_a = 2 * i
-        at_b = 2 * i + 1
-    else:
-        at_a = i
-        at_b = i + HALF
-    in_half = i < HALF
-    j = 2 * HALF + tl.arange(0, REST_PAD)
-    in_rest = j < DIM
+    at_a, at_b, j, in_half, in_rest = channels(HALF, HALF_PAD, REST_PAD, DIM, INTERLEAVED)
     pairs = (is_q | is_kv)[:, None] & in_half[None, :]
     rests = (is_q | is_kv)[:, None] & in_rest[None, :]
 
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    if ROPE:
+        position = tl.load(positions + token)
     slot = tl.load(slots + token)
     row = qkv + token * qkv_stride + head[:, None] * DIM
     a = tl.load(row + at_a[None, :], mask=pairs, other=0.0).to(tl.float32)
     b = tl.load(row + at_b[None, :], mask=pairs, other=0.0).to(tl.float32)
+    c, w_a, w_b, w_c, cos, sin = 0.0, 1.0, 1.0, 1.0, 1.0, 0.0
     if REST > 0:
         c = tl.load(row + j[None, :], mask=rests, other=0.0).to(tl.float32)
-
     if Q_NORM or K_NORM:
-        squares = tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)
+        w_a = norm_weights(q_norm, k_norm, is_k, at_a, in_half, Q_NORM, K_NORM)
+        w_b = norm_weights(q_norm, k_norm, is_k, at_b, in_half, Q_NORM, K_NORM)
         if REST > 0:
-            squares += tl.sum(c * c, axis=1)
-        rstd = tl.rsqrt(squares / DIM + eps)
-        if Q_NORM:
-            a = _scaled(a, tl.load(q_norm + at_a, mask=in_half, other=0.0).to(tl.float32)[None, :], rstd, is_q, dtype)
-            b = _scaled(b, tl.load(q_norm + at_b, mask=in_half, other=0.0).to(tl.float32)[None, :], rstd, is_q, dtype)
-            if REST > 0:
-                c = _scaled(c, tl.load(q_norm + j, mask=in_rest, other=0.0).to(tl.float32)[None, :], rstd, is_q, dtype)
-        if K_NORM:
-            a = _scaled(a, tl.load(k_norm + at_a, mask=in_half, other=0.0).to(tl.float32)[None, :], rstd, is_k, dtype)
-            b = _scaled(b, tl.load(k_norm + at_b, mask=in_half, other=0.0).to(tl.float32)[None, :], rstd, is_k, dtype)
-            if REST > 0:
-                c = _scaled(c, tl.load(k_norm + j, mask=in_rest, other=0.0).to(tl.float32)[None, :], rstd, is_k, dtype)
+            w_c = norm_weights(q_norm, k_norm, is_k, j, in_rest, Q_NORM, K_NORM)
     if ROPE:
-        angles = cos_sin + tl.load(positions + token) * table_stride
-        cos = tl.load(angles + i, mask=in_half, other=1.0)[None, :]
-        sin = tl.load(angles + HALF + i, mask=in_half, other=0.0)[None, :]
-        turns = (is_q | is_k)[:, None]
-        turned = a * cos - b * sin
-        b = tl.where(turns, b * cos + a * sin, b)
-        a = tl.where(turns, turned, a)
+        angles = cos_sin + position * table_stride + tl.where(is_k, 0, 0)[:, None] + i[None, :]  # a row each, too
+        cos = tl.load(angles, mask=pairs, other=1.0)
+        sin = tl.load(angles + HALF, mask=pairs, other=0.0)
+    a, b, c = normed_and_turned(a, b, c, is_q, is_k, w_a, w_b, w_c, cos, sin, eps, DIM, REST > 0, ROPE, Q_NORM, K_NORM, dtype)
 
     if ROPE or Q_NORM:
         tl.store(row + at_a[None, :], a.to(dtype), mask=pairs & is_q[:, None])
@@ -151,10 +185,23 @@ def _write_kv_kernel(
         inverse = tl.where(is_k, k_inverse, v_inverse)[:, None]
         dest = kv + (slot // BLOCK_SIZE) * kv_stride_block + (slot % BLOCK_SIZE) * kv_stride_token
         dest = dest + (side * kv_stride_side + kv_head * kv_stride_head)[:, None]
-        _put(dest + at_a[None, :], a.to(dtype).to(tl.float32), pairs & is_kv[:, None], inverse, FP8, FP8_LIMIT)
-        _put(dest + at_b[None, :], b.to(dtype).to(tl.float32), pairs & is_kv[:, None], inverse, FP8, FP8_LIMIT)
+        put(dest + at_a[None, :], a.to(dtype).to(tl.float32), pairs & is_kv[:, None], inverse, FP8, FP8_LIMIT)
+        put(dest + at_b[None, :], b.to(dtype).to(tl.float32), pairs & is_kv[:, None], inverse, FP8, FP8_LIMIT)
         if REST > 0:
-            _put(dest + j[None, :], c.to(dtype).to(tl.float32), rests & is_kv[:, None], inverse, FP8, FP8_LIMIT)
+            put(dest + j[None, :], c.to(dtype).to(tl.float32), rests & is_kv[:, None], inverse, FP8, FP8_LIMIT)
+
+
+def heads_at_a_time(dim: int, warps: int) -> int:
+    """Heads for ``warps`` warps. Alike for each, so that a head's squares are added up in the same order by whoever makes it."""
+    return triton.next_power_of_2(max(1, 256 * warps // dim))
+
+
+def head_shape(dim: int, cos_sin: torch.Tensor | None) -> dict[str, int]:
+    """How a head divides into channels that turn and that don't, as constants of the kernels."""
+    rotary = dim if cos_sin is None else cos_sin.shape[1]
+    half = rotary // 2
+    rest = dim - 2 * half
+    return {"HALF": half, "HALF_PAD": triton.next_power_of_2(half), "REST": rest, "REST_PAD": triton.next_power_of_2(max(rest, 1))}
 
 
 def write_kv(
@@ -186,10 +233,9 @@ def write_kv(
     tokens, dim = positions.shape[0], kv_cache.shape[-1]
     if tokens == 0:
         return
-    rotary = dim if cos_sin is None else cos_sin.shape[1]
-    half, rest = rotary // 2, dim - 2 * (rotary // 2)
     # A decode wants many small programs, a prompt fewer, larger ones.
-    block_h, warps = (max(1, 512 // dim), 2) if tokens <= 64 else (max(1, 1024 // dim), 4)
+    warps = 2 if tokens <= 64 else 4
+    block_h = heads_at_a_time(dim, warps)
     total = num_heads + 2 * num_kv_heads
     launch(
         _write_kv_kernel, (tokens, triton.cdiv(total, block_h)),
@@ -197,9 +243,8 @@ def write_kv(
         qkv.stride(0), kv_cache.stride(0), kv_cache.stride(1), kv_cache.stride(2), kv_cache.stride(3),
         0 if cos_sin is None else cos_sin.stride(0),
         eps, 1.0 / k_scale, 1.0 / v_scale),
-        HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=dim,
-        HALF=half, HALF_PAD=triton.next_power_of_2(half), REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)),
-        BLOCK_SIZE=kv_cache.shape[3], BLOCK_H=triton.next_power_of_2(block_h),
+        HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=dim, **head_shape(dim, cos_sin),
+        BLOCK_SIZE=kv_cache.shape[3], BLOCK_H=block_h,
         ROPE=cos_sin is not None, INTERLEAVED=interleaved and cos_sin is not None,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
         FP8=kv_cache.dtype.itemsize == 1, FP8_LIMIT=FP8_MAX, PDL=pdl,

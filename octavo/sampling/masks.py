@@ -204,7 +204,7 @@ class BadWords:
     def apply(self, logits: torch.Tensor, selection: _BadWordsSelection, step: StepInputs) -> None:
         flat = logits.view(-1)
         if selection.word_slot is None:
-            flat[selection.flat] = NEG_INF
+            flat.index_fill_(0, selection.flat, NEG_INF)  # flat[…] = … would copy the number, and wait
             return
         recent = self._recent[selection.word_slot]
         complete = ((selection.prefix == recent) | (selection.prefix == _ANY)).all(-1)

@@ -66,7 +66,7 @@ class Penalties:
         self._listed = grown(grown(self._listed, slot + 1, 0), len(listed) + 1, 1)
         self._listed[slot, : len(listed)] = listed
         counts = self._counts[slot].zero_()
-        counts[listed[: len(prompt)]] = _IN_PROMPT
+        counts.index_fill_(0, listed[: len(prompt)], _IN_PROMPT)  # counts[…] = … would copy the number, and wait
         outputs = listed[len(prompt) :]
         counts.index_add_(0, outputs, torch.ones_like(outputs, dtype=torch.int32))
         self._base[init.row] = len(prompt) - len(init.prompt_token_ids)

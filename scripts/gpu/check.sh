@@ -23,7 +23,10 @@ start() {
     names+=("$name") pids+=($!)
 }
 kernels=tests/kernels
-start attention tests/kernels_gpu
+for file in tests/kernels_gpu/test_*.py; do
+    name=${file##*/test_}
+    start "${name%.py}" "$file"
+done
 start linear $kernels/test_triton_linear.py
 start rows $kernels/test_triton_rows.py $kernels/test_triton_elementwise.py $kernels/test_triton_bench.py
 start sampling $kernels/test_triton_sampling.py $kernels/test_token_bitmask.py
@@ -32,7 +35,7 @@ start bfloat16 tests/e2e/test_bfloat16.py
 start syncs tests/e2e/test_gpu_syncs.py
 start swap tests/executor/test_swap.py
 start embeddings tests/e2e/test_gpu_embeddings.py
-start weights tests/weights/test_streaming.py tests/weights/test_gguf.py
+start weights tests/weights/test_streaming.py
 
 for i in "${!pids[@]}"; do
     wait "${pids[$i]}"
@@ -44,7 +47,7 @@ for i in "${!pids[@]}"; do
         124) word="FAILED (out of time)" ;;
         *) word="FAILED (status $code)" ;;
     esac
-    printf '%-12s %s: %s\n' "${names[$i]}" "$word" "$(tail -1 "$file")"
+    printf '%-22s %s: %s\n' "${names[$i]}" "$word" "$(tail -1 "$file")"
     if [ "$word" != ok ]; then
         status=1
         grep -E '^(FAILED|ERROR|E  )' "$file" | head -20

@@ -1,6 +1,6 @@
-"""Where a decode step's time goes: kernels of a step by GPU time, the gaps between them, and the host's share.
+"""Where a step's time goes: kernels of a step by GPU time, the gaps between them, and the host's share.
 
-usage: python scripts/gpu/profile_step.py MODELDIR [batch …] [--temperature T] [--context N]
+usage: python scripts/gpu/profile_step.py MODELDIR [batch …] [--temperature T] [--context N] [--prompt N]
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import argparse
 import random
 import time
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 
 from octavo import LLM, SamplingParams
+from octavo.frontend.inputs import parse_prompts
 
 STEPS = 12
 
@@ -23,6 +25,7 @@ def main() -> None:
     parser.add_argument("batch", type=int, nargs="*", default=[1, 32, 256])
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=0, help="a prompt of so many tokens beside the decodes of each step")
     parser.add_argument("--backend", default="auto")
     args = parser.parse_args()
     llm = LLM(
@@ -30,30 +33,39 @@ def main() -> None:
         enable_prefix_caching=False,
     )  # fmt: skip
     for batch in args.batch:
-        profile(llm, batch, args.temperature, args.context)
+        profile(llm, batch, args.temperature, args.context, args.prompt)
     print(f"graphs: {list(llm.executor.runner.graphs.pool.steps)}")
 
 
-def profile(llm: LLM, batch: int, temperature: float, context: int) -> None:
+def profile(llm: LLM, batch: int, temperature: float, context: int, prompt: int) -> None:
     rng = random.Random(batch)
-    params = SamplingParams(temperature=temperature, max_tokens=2 * STEPS + 60, ignore_eos=True, detokenize=False)
-    for _ in range(batch):
-        prompt = {"prompt_token_ids": [rng.randint(10, 9000) for _ in range(context)]}
-        from octavo.frontend.inputs import parse_prompts
 
-        llm.engine.add_request(llm._request(parse_prompts(prompt, None)[0], params, 0))
+    def add(length: int, max_tokens: int) -> None:
+        tokens = {"prompt_token_ids": [rng.randint(10, 2000) for _ in range(length)]}
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        llm.engine.add_request(llm._request(parse_prompts(tokens, None)[0], params, 0))
+
+    def step() -> None:
+        if prompt:
+            add(prompt, 1)
+        llm.engine.step()
+
+    for _ in range(batch):
+        add(context, 3 * STEPS + 60)
     for _ in range(-(-batch * context // 8192) + 25):  # past every prompt
         llm.engine.step()
+    for _ in range(4 if prompt else 0):
+        step()
     torch.cuda.synchronize()
     begun = time.perf_counter()
     for _ in range(STEPS):
-        llm.engine.step()
+        step()
     torch.cuda.synchronize()
     wall = (time.perf_counter() - begun) / STEPS * 1e6
-    took, gap = step_and_gap(llm)
+    took, gap = step_and_gap(llm, step)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
         for _ in range(STEPS):
-            llm.engine.step()
+            step()
         torch.cuda.synchronize()
     times: dict[str, list[float]] = defaultdict(list)
     for event in prof.events():
@@ -61,10 +73,11 @@ def profile(llm: LLM, batch: int, temperature: float, context: int) -> None:
             times[event.name].append(event.self_device_time_total)
     total = sum(sum(v) for v in times.values()) / STEPS
     print(
-        f"== batch {batch}, context {context}, temperature {temperature}: {wall:.0f} us a step; on the GPU {took:.0f} us from its first "
-        f"kernel to its last, {gap:.0f} us from there to the next (medians); kernels' times together {total:.0f} us"
+        f"== batch {batch}, context {context}, prompt {prompt}, temperature {temperature}: {wall:.0f} us a step; on the GPU "
+        f"{took:.0f} us from its first kernel to its last, {gap:.0f} us from there to the next (medians); "
+        f"kernels' times together {total:.0f} us"
     )
-    for name, values in sorted(times.items(), key=lambda kv: -sum(kv[1]))[:16]:
+    for name, values in sorted(times.items(), key=lambda kv: -sum(kv[1]))[:18]:
         print(f"{sum(values) / STEPS:9.1f} us  {len(values) / STEPS:6.1f} x {sum(values) / len(values):7.2f}  {name[:90]}")
     for request_id in list(llm.engine.scheduler.requests):
         llm.engine.abort(request_id)
@@ -72,7 +85,7 @@ def profile(llm: LLM, batch: int, temperature: float, context: int) -> None:
         llm.engine.step()
 
 
-def step_and_gap(llm: LLM) -> tuple[float, float]:
+def step_and_gap(llm: LLM, step: Callable[[], None]) -> tuple[float, float]:
     """Medians in microseconds: a captured step on the GPU, and what passes between two of them."""
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
     pool = llm.executor.runner.graphs.pool
@@ -88,7 +101,7 @@ def step_and_gap(llm: LLM) -> tuple[float, float]:
 
     pool.run = marked
     for _ in range(STEPS):
-        llm.engine.step()
+        step()
     pool.run = run
     torch.cuda.synchronize()
     took = sorted(before.elapsed_time(after) for before, after in marks)

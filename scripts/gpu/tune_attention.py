@@ -2,10 +2,11 @@
 graph, with dependent launches and a cold L2. Prints a table against the memory's bandwidth and FlashAttention 3, and writes the
 winners to octavo/kernels/decode_attention_configs.json.
 
-    python scripts/gpu/tune_attention.py [--seconds 150] [--out FILE] [--shapes 16/8x128 ...] [--table-only]
+    python scripts/gpu/tune_attention.py [--seconds 150] [--out FILE] [--shapes 16/8x128 ...] [--table-only] [--fused]
 
 What a configuration may depend on is the head shape and the number of sequences, as contexts vary while a graph stays; and the
 first three fields of DecodeConfig on the head shape alone, so that a sequence's result does not depend on its batch.
+With --fused what is tuned is attention that writes K and V itself; the table shows both ways in any case.
 Compilation runs ahead in worker processes. A run cut short leaves what it has.
 """
 
@@ -34,7 +35,8 @@ from octavo.kernels import decode_config as table_module  # noqa: E402
 from octavo.kernels.attention_plan import make_decode_plan, plan_decode  # noqa: E402
 from octavo.kernels.decode_attention import attention_reference, decode_attention, make_decode_workspace, max_chunks  # noqa: E402
 from octavo.kernels.decode_config import BATCHES, FIXED, DecodeConfig, batch_class, decode_config, heuristic  # noqa: E402
-from octavo.kernels.flash_attention_3 import available, decode_schedule, flash_attention_3  # noqa: E402
+from octavo.kernels.flash_attention_3 import available, flash_attention_3, make_schedule  # noqa: E402
+from octavo.kernels.new_tokens import NewTokens  # noqa: E402
 from octavo.kernels.write_kv import write_kv  # noqa: E402
 
 BANDWIDTH = 4.3e12
@@ -118,13 +120,14 @@ class Case:
         self.rope = torch.randn(8193, self.dim, device=DEVICE)
         self.out = torch.empty(batch, self.heads * self.dim, device=DEVICE, dtype=torch.bfloat16)
 
-    def write(self, layer: int) -> None:
+    def write(self, layer: int, qkv: torch.Tensor | None = None) -> None:
         write_kv(
-            self.qkv, self.cache, self.positions, self.slots[layer], self.heads, self.kv_heads, self.rope, False, self.norm, self.norm,
-            pdl=True,
+            self.qkv if qkv is None else qkv, self.cache, self.positions, self.slots[layer], self.heads, self.kv_heads,
+            self.rope, False, self.norm, self.norm, pdl=True,
         )  # fmt: skip
 
-    def ours(self, config: DecodeConfig) -> Callable[[int], None]:
+    def ours(self, config: DecodeConfig, fused: bool = False) -> Callable[[int], None]:
+        """``fused``: with the KV write in it."""
         plan = make_decode_plan(
             len(self.lengths), MULTIPROCESSORS * config.programs_per_sm, torch.device(DEVICE),
             block_n=config.block_n, min_chunk=config.min_chunk,
@@ -133,16 +136,18 @@ class Case:
         plan_decode(plan, self.seq_lens, len(self.lengths), self.kv_heads, min_tiles=config.min_tiles, seam=config.seam)
         workspace = make_decode_workspace(plan, self.heads, self.kv_heads, self.dim)
 
+        new = [NewTokens(self.positions, slots, self.rope, False, self.norm, self.norm) if fused else None for slots in self.slots]
+
         def run(layer: int, compile_only: bool = False) -> None:
             decode_attention(
                 self.qkv, self.cache, self.tables[layer], plan, workspace, self.out,
-                num_heads=self.heads, scale=self.dim**-0.5, config=config, pdl=True, compile_only=compile_only,
+                num_heads=self.heads, scale=self.dim**-0.5, config=config, pdl=True, compile_only=compile_only, new=new[layer],
             )  # fmt: skip
 
         return run
 
     def fa3(self) -> Callable[[int], None]:
-        schedule = decode_schedule(self.seq_lens, self.cache, self.tables[0], self.heads)
+        schedule = make_schedule(self.seq_lens, self.cache, self.tables[0], self.heads)
 
         def run(layer: int) -> None:
             flash_attention_3(
@@ -152,11 +157,15 @@ class Case:
 
         return run
 
-    def error(self, run: Callable[[int], None]) -> float:
+    def error(self, run: Callable[[int], None], fused: bool = False) -> float:
         """Largest difference from the reference, of a few sequences, over the largest value; NaN where anything is not finite."""
         self.out.fill_(float("nan"))
         run(0)
-        q, out = (x[:, : self.heads * self.dim].unflatten(1, (self.heads, -1)) for x in (self.qkv, self.out))
+        rotated = self.qkv
+        if fused:  # the cache has the same afterwards
+            rotated = self.qkv.clone()
+            self.write(0, rotated)
+        q, out = (x[:, : self.heads * self.dim].unflatten(1, (self.heads, -1)) for x in (rotated, self.out))
         worst = 0.0
         for s in {0, len(self.lengths) // 2, len(self.lengths) - 1}:
             theirs = attention_reference(q[s : s + 1], self.cache, self.tables[0][s], self.lengths[s], self.dim**-0.5)
@@ -173,13 +182,13 @@ class Case:
         return graph_time(calls, seconds=0.012) * (2 if write else 1)
 
 
-def compile_config(shape: tuple[int, int, int], config: DecodeConfig, block_size: int = BLOCK_SIZE) -> str:
+def compile_config(shape: tuple[int, int, int], config: DecodeConfig, block_size: int = BLOCK_SIZE, fused: bool = False) -> str:
     """In a worker: compile into the disk cache, and the plan's kernel for few and for many sequences. What went wrong, or nothing."""
     try:
         pool = Pool.__new__(Pool)
         pool.memory = torch.zeros(1 << 24, dtype=torch.bfloat16, device=DEVICE)
         case = Case(pool, shape, 8, 64, block_size)
-        case.ours(config)(0, compile_only=True)  # type: ignore[call-arg]
+        case.ours(config, fused)(0, compile_only=True)  # type: ignore[call-arg]
         case.seq_lens = torch.ones(1024, dtype=torch.int32, device=DEVICE)
         case.lengths = [1] * 1024
         case.ours(config)
@@ -193,9 +202,10 @@ class Tuner:
 
     def __init__(
         self, shape: tuple[int, int, int], pool: Pool, deadline: float,
-        compiling: Callable[[list[DecodeConfig]], None] = lambda configs: None, block_size: int = BLOCK_SIZE,
+        compiling: Callable[[list[DecodeConfig]], None] = lambda configs: None, block_size: int = BLOCK_SIZE, fused: bool = False,
     ) -> None:  # fmt: skip
         self.shape, self.pool, self.deadline, self.compiling, self.block_size = shape, pool, deadline, compiling, block_size
+        self.fused = fused
         self.cases: dict[tuple[int, Context], Case | None] = {}
         self.times: dict[tuple[int, Context], dict[DecodeConfig, float]] = defaultdict(dict)
         self.broken: set[tuple[Any, ...]] = set()
@@ -216,11 +226,11 @@ class Tuner:
         if case is None or kernel in self.broken or config in self.times[batch, context] or time.monotonic() > self.deadline:
             return
         try:
-            run = case.ours(config)
-            error = case.error(run)
+            run = case.ours(config, self.fused)
+            error = case.error(run, self.fused)
             if not error < 2e-2:
                 raise RuntimeError(f"wrong result at {batch} x {context}: error {error:.1e}")
-            self.times[batch, context][config] = case.time(run, write=True)
+            self.times[batch, context][config] = case.time(run, write=not self.fused)
         except Exception as problem:  # noqa: BLE001 - too large for the device, or wrong: not a candidate then
             self.broken.add(kernel)
             print(f"  dropped {config}: {type(problem).__name__}: {str(problem)[:200]}", flush=True)
@@ -305,24 +315,31 @@ def save(path: Path, entries: list[dict[str, Any]]) -> None:
 
 
 def print_table(name: str, tuner: Tuner, deadline: float, some: tuple[tuple[int, Context], ...] = ()) -> None:
-    """Every batch and context with the chosen configuration: alone, behind the KV write, and FlashAttention 3 likewise."""
+    """Every batch and context with the chosen configuration: alone, behind the KV write and with it in it; FlashAttention 3 likewise.
+
+    The smallest batches also cut wherever they can be, the last two columns again.
+    """
     heads, kv_heads, dim = tuner.shape
-    print(f"{name}, blocks of {tuner.block_size}: us a layer (of 4.3 TB/s) alone | behind the KV write | FA3 alone | behind it", flush=True)
+    print(f"{name}, blocks of {tuner.block_size}: us a layer (of 4.3 TB/s) alone | behind the KV write | fused | FA3 alone | behind it"
+          " | small chunks behind it | fused", flush=True)  # fmt: skip
     for batch, context in some or [(b, c) for b in BATCH_SIZES for c in CONTEXTS]:
         config = decode_config(dim, heads // kv_heads, torch.bfloat16, batch)
         case = tuner.case(batch, context)
         if case is None or time.monotonic() > deadline:
             continue
-        runs: list[Callable[[int], None]] = [case.ours(config)]
+        columns = [cell(case, case.ours(config), False), cell(case, case.ours(config), True), cell(case, case.ours(config, True), False)]
         if available():
-            runs.append(case.fa3())
-        columns = []
-        for run in runs:
-            for write in (False, True):
-                taken = case.time(run, write)
-                columns.append(f"{taken * 1e6:8.1f} {case.bytes / taken / BANDWIDTH:4.0%}")
+            columns += [cell(case, case.fa3(), write) for write in (False, True)]
+        if batch_class(batch) == 0:
+            cut = replace(config, min_chunk=64, min_tiles=1, seam=0)
+            columns += [cell(case, case.ours(cut), True), cell(case, case.ours(cut, True), False)]
         print(f"{name:9} {batch:5} x {context!s:5} floor {case.bytes / BANDWIDTH * 1e6:7.1f} | {' | '.join(columns)}", flush=True)
         tuner.cases.pop((batch, context))
+
+
+def cell(case: Case, run: Callable[[int], None], write: bool) -> str:
+    taken = case.time(run, write)
+    return f"{taken * 1e6:8.1f} {case.bytes / taken / BANDWIDTH:4.0%}"
 
 
 def main() -> int:
@@ -332,6 +349,7 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1))
     parser.add_argument("--table-only", action="store_true", help="only print what the present configurations reach")
+    parser.add_argument("--fused", action="store_true", help="tune attention with the KV write in it")
     args = parser.parse_args()
     begun = time.monotonic()
     if not torch.cuda.is_available():
@@ -344,7 +362,7 @@ def main() -> int:
     with multiprocessing.get_context("spawn").Pool(args.workers) as workers:
 
         def compile_all(shape: tuple[int, int, int], deadline: float, configs: list[DecodeConfig]) -> None:
-            waiting = [workers.apply_async(compile_config, (shape, config)) for config in configs]
+            waiting = [workers.apply_async(compile_config, (shape, config, BLOCK_SIZE, args.fused)) for config in configs]
             for ready in waiting:
                 ready.wait(max(0.0, deadline - time.monotonic()))
                 if ready.ready() and ready.get():
@@ -353,12 +371,18 @@ def main() -> int:
         pool = Pool()
         for i, name in enumerate(args.shapes):
             heads, kv_heads, dim = shape = SHAPES[name]
-            tuner = Tuner(shape, pool, begun + share * (i + 0.75), partial(compile_all, shape, begun + share * (i + 0.75)))
+            until = begun + share * (i + 0.75)
+            tuner = Tuner(shape, pool, until, partial(compile_all, shape, until), fused=args.fused)
             if not args.table_only:
                 tune_shape(name, tuner, entries, args.out)
                 print(f"{time.monotonic() - begun:.0f} s", flush=True)
-            for config in {decode_config(dim, heads // kv_heads, torch.bfloat16, batch) for batch in BATCH_SIZES}:
-                workers.apply_async(compile_config, (shape, config, 64))
+            chosen = {decode_config(dim, heads // kv_heads, torch.bfloat16, batch) for batch in BATCH_SIZES}
+            compiled = [workers.apply_async(compile_config, (shape, config, BLOCK_SIZE, f)) for config in chosen for f in (False, True)]
+            for config in chosen:
+                for fused in (False, True):
+                    workers.apply_async(compile_config, (shape, config, 64, fused))
+            for one in compiled:
+                one.wait(max(0.0, until - time.monotonic()))
             print_table(name, tuner, begun + share * (i + 1))
         for name in args.shapes[:2]:  # are larger blocks faster?
             tuner = Tuner(SHAPES[name], pool, 0.0, block_size=64)

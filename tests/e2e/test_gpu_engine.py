@@ -69,13 +69,22 @@ def expected(model: tuple[str, Any]) -> list[list[int]]:
         {"num_gpu_blocks_override": 60, "max_num_seqs": 16, "swap_space": 0.25, "enforce_eager": True, "enable_prefix_caching": True},
         {"enable_prefix_caching": True, "max_num_seqs": 5},
         {"attention_backend": "triton", "block_size": 32},
+        {"fused_write": "256", "enforce_eager": True},
+        {"fused_write": "256"},
+        {"fused_write": "5", "max_num_batched_tokens": 64, "max_num_seqs": 16},
+        {"fused_write": "256", "num_gpu_blocks_override": 60, "max_num_seqs": 16},
+        {"fused_write": "256", "enable_prefix_caching": True, "attention_backend": "triton"},
     ],
     ids=str,
 )
-def test_greedy_equals_transformers(model: tuple[str, Any], expected: list[list[int]], options: dict[str, Any]) -> None:
+def test_greedy_equals_transformers(
+    model: tuple[str, Any], expected: list[list[int]], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from octavo import LLM, SamplingParams
     from octavo.engine.cost_model import CostModel
 
+    options = dict(options)
+    monkeypatch.setenv("OCTAVO_FUSED_WRITE", options.pop("fused_write", "0"))
     settings: dict[str, Any] = dict(enable_prefix_caching=False, max_num_seqs=32, kv_cache_memory=64 * 2**20) | options
     llm = LLM(model=model[0], dtype="float32", device="cuda", skip_tokenizer_init=True, max_model_len=512, **settings)
     params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, detokenize=False)

@@ -1,6 +1,6 @@
 """Compiles kernels for sm_90 without a GPU and prints what each costs: registers, spills, shared memory.
 
-    python -m tests.kernels.compile_sm90 [part of a name ...]
+    python -m tests.kernels.compile_sm90 [part of a name ... | tuned]
 
 Run by test_triton_interpreter.py in a process of its own. Exits with 1 if one does not compile, spills, or
 touches memory before it has waited for the kernel before, apart from those that load weights or plans there.
@@ -39,6 +39,7 @@ class Case:
     loose: tuple[str, ...] = ()  # integers not known to be divisible by 16
     loads_early: bool = False  # weights or plans, before it waits for the kernel before
     spills: int = 0  # bytes that may be
+    waits: int = 1  # for the kernel before
 
 
 def gemv_case(config: Any, rows: int, weight_rows: int, k: int, gated: bool = False, norm: bool = False) -> Case:
@@ -125,23 +126,64 @@ def row_cases() -> Iterator[Case]:
 
 
 def attention_cases() -> Iterator[Case]:
-    from octavo.kernels import attention_plan, decode_attention
     from octavo.kernels.decode_config import heuristic
 
     for heads, kv_heads, dim, element in [(16, 8, 128, "bf16"), (32, 8, 64, "bf16"), (8, 4, 256, "bf16"), (32, 1, 80, "bf16"),
                                           (16, 8, 128, "fp8e4nv")]:  # fmt: skip
-        group = heads // kv_heads
-        config = heuristic(dim, group, torch.float8_e4m3fn if element != "bf16" else torch.bfloat16)
-        types = dict.fromkeys(("q", "out"), BF16) | {"kv": f"*{element}"} | dict.fromkeys(("acc_buffer", "ml_buffer"), FP32)
-        types |= dict.fromkeys(("tables", "seqs", "starts", "arrived"), I32)
-        types |= dict.fromkeys(("q_stride", "out_stride", "table_stride", "window"), "i32")
-        types |= dict.fromkeys(("scale", "factor", "soft_cap", "v_scale"), "fp32")
-        constants = {"KV_HEADS": kv_heads, "GROUP": group, "GROUP_DOT": max(16, group), "GROUP_PAD": group, "DIM": dim}
-        constants |= {"DIM_PAD": triton.next_power_of_2(dim), "BLOCK_SIZE": 16, "BLOCK_N": config.block_n, "ALIGN": attention_plan.ALIGN}
-        constants |= {"WINDOWED": kv_heads == 4, "CAPPED": kv_heads == 4, "MAX_CHUNKS": 32, "PREFETCH": config.prefetch}
-        constants |= {"FIELDS": attention_plan.FIELDS, "LOG2_E": decode_attention.LOG2_E, "PRECISION": "tf32", "PDL": True}
-        name = f"decode_attention {heads}/{kv_heads}x{dim} {element}"
-        yield Case(name, decode_attention._decode_kernel, types, constants, config.options(), loads_early=True, spills=16)
+        config = heuristic(dim, heads // kv_heads, torch.float8_e4m3fn if element != "bf16" else torch.bfloat16)
+        for fused in (False, True)[: 1 + (dim == 128)]:
+            yield decode_case(element, config, heads, kv_heads, dim, element, fused)
+
+
+def write_cases() -> Iterator[Case]:
+    from octavo.kernels import write_kv
+
+    types = {"qkv": BF16, "kv": BF16, "positions": I64, "slots": I64, "cos_sin": FP32, "q_norm": BF16, "k_norm": BF16, "qkv_stride": "i32"}
+    types |= dict.fromkeys((f"kv_stride_{name}" for name in ("block", "side", "head", "token")), "i32") | {"table_stride": "i32"}
+    types |= dict.fromkeys(("eps", "k_inverse", "v_inverse"), "fp32")
+    constants = {"HEADS": 16, "KV_HEADS": 8, "DIM": 128, "BLOCK_SIZE": 16, "BLOCK_H": 4, "PDL": True}
+    constants |= write_kv.head_shape(128, None)
+    constants |= {"ROPE": True, "INTERLEAVED": False, "Q_NORM": True, "K_NORM": True, "FP8": False, "FP8_LIMIT": write_kv.FP8_MAX}
+    yield Case("write_kv 16/8x128", write_kv._write_kv_kernel, types, constants, {"num_warps": 2})
+
+
+def tuned_cases() -> Iterator[Case]:
+    """Only where they are asked for: decode attention as it is launched, with the KV write in it and without."""
+    from octavo.kernels.decode_config import decode_config
+
+    for heads, kv_heads, dim in [(16, 8, 128), (32, 8, 128), (32, 8, 64)]:
+        for config in dict.fromkeys(decode_config(dim, heads // kv_heads, torch.bfloat16, batch) for batch in (1, 32, 128, 256)):
+            for fused in (False, True):
+                yield decode_case(f"tuned x{config.programs_per_sm}", config, heads, kv_heads, dim, "bf16", fused)
+
+
+def decode_case(name: str, config: Any, heads: int, kv_heads: int, dim: int, element: str, fused: bool) -> Case:
+    """``fused``: with the KV write, QK-norm and RoPE in it."""
+    from octavo.kernels import attention_plan, decode_attention, new_tokens
+
+    group = heads // kv_heads
+    types = dict.fromkeys(("q", "out"), BF16) | {"kv": f"*{element}"} | dict.fromkeys(("acc_buffer", "ml_buffer"), FP32)
+    types |= dict.fromkeys(("tables", "seqs", "starts", "arrived"), I32)
+    types |= dict.fromkeys(("q_stride", "out_stride", "table_stride", "window"), "i32")
+    types |= dict.fromkeys(("scale", "factor", "soft_cap", "v_scale"), "fp32")
+    written = dict.fromkeys(("positions", "slots"), I64) | {"cos_sin": FP32} | dict.fromkeys(("q_norm", "k_norm"), BF16)
+    written |= dict.fromkeys(("angles_stride", "fresh"), "i32") | dict.fromkeys(("eps", "k_inverse", "v_inverse"), "fp32")
+    constants: dict[str, Any] = {"KV_HEADS": kv_heads, "GROUP": group, "GROUP_DOT": max(16, group), "GROUP_PAD": group, "DIM": dim}
+    constants |= {"DIM_PAD": triton.next_power_of_2(dim), "BLOCK_SIZE": 16, "BLOCK_N": config.block_n, "ALIGN": attention_plan.ALIGN}
+    constants |= {"WINDOWED": kv_heads == 4, "CAPPED": kv_heads == 4, "MAX_CHUNKS": 32, "PREFETCH": config.prefetch}
+    constants |= {"FIELDS": attention_plan.FIELDS, "LOG2_E": decode_attention.LOG2_E, "PRECISION": "tf32", "PDL": True}
+    new = None
+    if fused:
+        weight, angles = torch.empty(dim, dtype=torch.bfloat16), torch.empty(1, dim)
+        new = new_tokens.NewTokens(weight, weight, angles, False, weight, weight)
+        types |= written
+    else:
+        constants |= dict.fromkeys(written)
+    constants |= new_tokens.new_constants(new, dim, config, torch.float8_e4m3fn if element != "bf16" else torch.bfloat16)
+    name = f"decode_attention{' + write' * fused} {heads}/{kv_heads}x{dim} {name}"
+    return Case(
+        name, decode_attention._decode_kernel, types, constants, config.options(), ("fresh",), loads_early=True, spills=48, waits=1 + fused
+    )
 
 
 def compile_case(case: Case) -> Any:
@@ -167,7 +209,7 @@ class Machine:
     early: int
 
 
-def inspect(compiled: Any) -> Machine:
+def inspect(compiled: Any, expected: int) -> Machine:
     tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
@@ -178,8 +220,8 @@ def inspect(compiled: Any) -> Machine:
     assert found, usage
     instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;]*);", code)
     waits = [i for i, text in enumerate(instructions) if "ACQBULK" in text]
-    assert len(waits) == 1, f"{len(waits)} waits"
-    early = sum(bool(re.search(r"\b(LDG|LDGSTS|STG|ATOM|ATOMG|RED)\b", text)) for text in instructions[: waits[0]])
+    assert len(waits) == expected, f"{len(waits)} waits"
+    early = sum(bool(re.search(r"\b(LDG|LDGSTS|STG|ATOM|ATOMG|RED)\b", text)) for text in instructions[: waits[-1]])
     return Machine(int(found[1]), int(found[2]), early)
 
 
@@ -189,17 +231,18 @@ def cases() -> Iterator[Case]:
     yield from sampling_cases()
     yield from row_cases()
     yield from attention_cases()
+    yield from write_cases()
 
 
 def main(wanted: list[str]) -> int:
     bad = 0
-    for case in cases():
+    for case in tuned_cases() if wanted == ["tuned"] else cases():
         if wanted and not any(part in case.name for part in wanted):
             continue
         start = time.time()
         try:
             compiled = compile_case(case)
-            machine = inspect(compiled)
+            machine = inspect(compiled, case.waits)
         except Exception as error:  # noqa: BLE001 - all are listed
             print(f"FAILED {case.name}: {type(error).__name__}: {str(error)[:500]}")
             bad += 1

@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("file", ["test_attention_kernels.py", "test_attention_backends.py"])
+@pytest.mark.parametrize(
+    "file", ["test_attention_kernels.py", "test_attention_backends.py", "test_new_tokens.py", "test_engine_interpreted.py"]
+)
 def test_under_the_interpreter(file: str) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"tests/kernels_gpu/{file}"]

@@ -89,19 +89,22 @@ LONG = [[1000, 1, 1, 1], [1, 1, 1], [40, 700, 1, 1, 300, 1], [3000, 5, 1, 1]]
 
 
 def backends() -> list[str]:
-    return ["triton"] if INTERPRETED else ["triton", "flash_attention", "flash_attention fa3"]
+    """Names of backends, and how they decode."""
+    own = ["triton", "triton fused"]
+    return own if INTERPRETED else [*own, "flash_attention", "flash_attention fused", "flash_attention fa3"]
 
 
 def make_backend(name: str) -> Any:
     from octavo.attention.triton import TritonAttention
 
-    if name == "triton":
-        return TritonAttention()
+    fused_write = 1 << 20 if name.endswith("fused") else 0
+    if name.startswith("triton"):
+        return TritonAttention(fused_write=fused_write)
     from octavo.attention.flash_attention import FlashAttention, available
 
     if not available():
         pytest.skip("FlashAttention 3 needs the tokenspeed-fa3 wheel and a Hopper GPU")
-    return FlashAttention(decode="fa3" if name.endswith("fa3") else "triton")
+    return FlashAttention(decode="fa3" if name.endswith("fa3") else "triton", fused_write=fused_write)
 
 
 @pytest.mark.parametrize("name", backends())
@@ -115,6 +118,8 @@ def make_backend(name: str) -> Any:
     ],
 )
 def test_against_the_ground_truth(name: str, indirect: bool, heads, dim, options) -> None:
+    if INTERPRETED and indirect == (name == "triton"):
+        pytest.skip("slow; one of the two shows each")
     layer = make_layer(*heads, dim, **norms(dim), **options)
     cuts = CUTS if INTERPRETED else LONG
     ours = run_steps(make_backend(name), layer, cuts, indirect)
@@ -123,8 +128,33 @@ def test_against_the_ground_truth(name: str, indirect: bool, heads, dim, options
         torch.testing.assert_close(a, b, **rounding(DTYPE), msg=lambda m, step=step: f"step {step}: {m}")
 
 
-def test_two_layers_share_a_plan_and_windows_have_their_own() -> None:
-    backend = make_backend("triton")
+def test_one_launch_and_two_give_the_same_step_by_step() -> None:
+    """Decodes alone and beside prompts, and where only small steps are fused."""
+    from octavo.attention.triton import TritonAttention
+
+    layer = make_layer(4, 2, 16, **norms(16))
+    cuts = [[5, 1, 1, 7], [33, 1, 1], [1, 1, 10, 1]]
+    expected = run_steps(TritonAttention(fused_write=0), layer, cuts, indirect=True)
+    for limit in (2, 100):
+        ours = run_steps(TritonAttention(fused_write=limit), layer, cuts, indirect=True)
+        assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+
+def test_the_limit_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from octavo.attention.triton import TritonAttention
+    from octavo.errors import ConfigError
+
+    assert TritonAttention()._fused_write == 32
+    monkeypatch.setenv("OCTAVO_FUSED_WRITE", "64")
+    assert TritonAttention()._fused_write == 64 and TritonAttention(fused_write=0)._fused_write == 0
+    monkeypatch.setenv("OCTAVO_FUSED_WRITE", "yes")
+    with pytest.raises(ConfigError, match="OCTAVO_FUSED_WRITE.*'yes'"):
+        TritonAttention()
+
+
+@pytest.mark.parametrize("name", ["triton", "triton fused"])
+def test_two_layers_share_a_plan_and_windows_have_their_own(name: str) -> None:
+    backend = make_backend(name)
     full, window = make_layer(4, 2, 16), make_layer(4, 2, 16, sliding_window=20)
     tables = torch.arange(64, dtype=torch.int32, device=DEVICE).view(2, 32)
     metadata = make_step([300, 40], [1, 1], tables, None, 0)
@@ -142,7 +172,7 @@ def test_two_layers_share_a_plan_and_windows_have_their_own() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA graphs need an NVIDIA GPU")
-@pytest.mark.parametrize("name", ["triton", "flash_attention", "flash_attention fa3"])
+@pytest.mark.parametrize("name", ["triton", "triton fused", "flash_attention", "flash_attention fa3"])
 def test_in_a_cuda_graph(name: str) -> None:
     """Captured once with 8 rows; replayed with other lengths, tables, slots and fewer sequences."""
     backend, layer = make_backend(name), make_layer(16, 8, 128, **norms(128))
@@ -200,3 +230,4 @@ def test_in_a_cuda_graph(name: str) -> None:
         expected = truth.forward(static["qkv"].clone(), layer, plain, ForwardContext(metadata, truth, [plain]))
         torch.testing.assert_close(out[:used], expected[:used], **rounding(DTYPE))
         assert not out[used:].any()
+        torch.testing.assert_close(cache.transpose(2, 3), plain, **rounding(DTYPE))
