@@ -188,7 +188,12 @@ class LLM(Embedding):
     ) -> list[RequestOutput]:
         if not self.roles.generates:
             raise RequestError("This model makes embeddings and does not generate text (runner pooling); use embed or score.")
-        params = self._params_per_prompt(sampling_params, len(prompts))
+        with rare_collections():  # making a thousand requests is enough to set off a full one
+            return self._run_batch(prompts, self._params_per_prompt(sampling_params, len(prompts)), use_tqdm, priority)
+
+    def _run_batch(
+        self, prompts: list[Prompt], params: list[SamplingParams], use_tqdm: bool, priority: Sequence[int] | None
+    ) -> list[RequestOutput]:
         if priority is not None and len(priority) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts came with {len(priority)} priorities; give one each.", param="priority")
         if priority is not None and any(priority) and self.config.scheduling_policy != "priority":
@@ -203,8 +208,7 @@ class LLM(Embedding):
             for prompt, p, request in zip(prompts, params, requests, strict=True):
                 states[request.request_id] = RequestOutputs(request.request_id, prompt.text, request.prompt_token_ids, p, self.tokenizer)
                 self.engine.add_request(request)
-            with rare_collections():
-                self._loop(states, results, use_tqdm)
+            self._loop(states, results, use_tqdm)
         except BaseException:  # Ctrl-C too, in the middle of a step: the next call starts from nothing
             self.engine.abandon()
             raise
@@ -214,13 +218,16 @@ class LLM(Embedding):
         bar = _ProgressBar(len(states)) if use_tqdm else None
         try:
             while self.engine.has_work():
-                for delta in self.engine.step():
+                deltas = self.engine.step()
+                now = time.time()
+                for delta in deltas:
                     state = states[delta.request_id]
-                    if state.push(delta):
+                    stopped = state.push(delta, now)
+                    if stopped:
                         self.engine.abort(delta.request_id, delta.index)
                     if bar:
                         bar.tokens(len(delta.token_ids))
-                    if state.finished and delta.request_id not in results:
+                    if (stopped or delta.finish_reason is not None) and state.finished and delta.request_id not in results:
                         results[delta.request_id] = _whole(state)
                         if bar:
                             bar.request(len(state.prompt_token_ids))

@@ -1,7 +1,8 @@
 """Tokens to text: turns the engine's deltas of one request into what the caller sees.
 
 The engine learns nothing of text. A stop string is found here, and the sequence is then aborted there; what the engine
-generated past the match is dropped.
+generated past the match is dropped. Where no stop string is looked for, nobody needs the text before the caller does: it is decoded
+when it is drained, all at once (tokens decoded one by one cost the host more than all else that it does for them).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class SequenceOutput:
 
     __slots__ = (
         "index", "params", "tokenizer", "decode", "finish_text", "checker", "text", "token_ids", "logprobs", "cumulative_logprob",
-        "finish_reason", "stop_reason", "num_tokens", "dirty",
+        "finish_reason", "stop_reason", "num_tokens", "num_hidden", "dirty",
     )  # fmt: skip
 
     def __init__(self, index: int, params: SamplingParams, tokenizer: Any | None) -> None:
@@ -45,13 +46,14 @@ class SequenceOutput:
             self.decode, self.finish_text = detokenizer.push, detokenizer.finish
             if params.stop:
                 self.checker = StopChecker(params.stop, params.include_stop_str_in_output)
-        self.text: list[str] = []
+        self.text: list[str] = []  # with stop strings: what is certain
         self.token_ids: list[int] = []
         self.logprobs: LogprobBuffer | None = None if params.logprobs is None else LogprobBuffer()
         self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.num_tokens = 0
+        self.num_hidden = 0  # tokens at the end that have no text
         self.dirty = False
 
     def push(self, delta: TokenDelta) -> bool:
@@ -59,36 +61,24 @@ class SequenceOutput:
         if self.finish_reason is not None:
             return False
         self.dirty = True
-        tokens = delta.token_ids
-        if self.checker is None and delta.finish_reason is None:  # what nearly every token comes to
-            self.token_ids += tokens
-            self.num_tokens += len(tokens)
-            if self.logprobs is not None and delta.logprobs:
-                self._take_logprobs(self.logprobs, delta.logprobs)
-            if self.decode is not None and (text := self.decode(tokens)):
-                self.text.append(text)
-            return False
-        # The token that ended the sequence has no text of its own unless the caller wants the stop kept.
-        stopped = delta.finish_reason == "stop" and not delta.ends_in_text
-        hidden = 1 if stopped and tokens and not self.params.include_stop_str_in_output else 0
+        if delta.finish_reason == "stop" and delta.token_ids and not (delta.ends_in_text or self.params.include_stop_str_in_output):
+            self.num_hidden = 1  # the token that ended the sequence, which is text only for callers who want the stop kept
         if self.checker is None:
-            self._take(tokens, delta.logprobs)
-            if self.decode is not None:
-                self._emit(self.decode(tokens[: len(tokens) - hidden] if hidden else tokens))
-                self._emit(self.finish_text())
-        elif self._push_checked(tokens, delta, hidden):
+            self._take(delta.token_ids, delta.logprobs)
+        elif self._push_checked(delta):
             return delta.finish_reason is None
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason
         return False
 
-    def _push_checked(self, tokens: list[int], delta: TokenDelta, hidden: int) -> bool:
+    def _push_checked(self, delta: TokenDelta) -> bool:
         """Token by token, so that token_ids end with the token that completed the stop string."""
         assert self.decode is not None and self.checker is not None
+        tokens = delta.token_ids
         for i, token in enumerate(tokens):
             self._take([token], delta.logprobs[i : i + 1] if delta.logprobs else None)
-            if hidden and i == len(tokens) - 1:
+            if self.num_hidden and i == len(tokens) - 1:
                 break
             # A stop string counts only once min_tokens are there, as the stop tokens do.
             if self._matched(self.decode([token])):
@@ -115,15 +105,12 @@ class SequenceOutput:
             self.text.append(text)
 
     def _take(self, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> None:
-        self.token_ids.extend(tokens)
+        self.token_ids += tokens
         self.num_tokens += len(tokens)
         if self.logprobs is not None and logprobs:
-            self._take_logprobs(self.logprobs, logprobs)
-
-    def _take_logprobs(self, buffer: LogprobBuffer, logprobs: list[TokenLogprobs]) -> None:
-        buffer.extend(logprobs)
-        for entry in logprobs:
-            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + entry.logprobs[0]
+            self.logprobs.extend(logprobs)
+            for entry in logprobs:
+                self.cumulative_logprob = (self.cumulative_logprob or 0.0) + entry.logprobs[0]
 
     @property
     def unread_bytes(self) -> int:
@@ -132,20 +119,29 @@ class SequenceOutput:
 
     def drain(self) -> CompletionOutput:
         """What came since the last drain."""
-        text = self.text
         output = CompletionOutput(
             self.index,
-            text[0] if len(text) == 1 else "".join(text),
+            self._drain_text(),
             self.token_ids,
             self.cumulative_logprob,
             None if self.logprobs is None else self.logprobs.drain(self.tokenizer),
             self.finish_reason,
             self.stop_reason,
         )
-        self.text = []
         self.token_ids = []
         self.dirty = False
         return output
+
+    def _drain_text(self) -> str:
+        """The text of what came since the last drain. That of ``token_ids`` is made here, unless stop strings were looked for in it."""
+        if self.decode is None:
+            return ""
+        if self.checker is not None:
+            text, self.text = "".join(self.text), []
+            return text
+        if self.finish_reason is None:
+            return self.decode(self.token_ids)
+        return self.decode(self.token_ids[: len(self.token_ids) - self.num_hidden]) + self.finish_text()
 
 
 class RequestOutputs:

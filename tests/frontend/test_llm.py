@@ -247,10 +247,15 @@ def test_preemption_gives_the_same_tokens(tmp_path: Path) -> None:
 
 def test_while_a_batch_runs_collections_are_rare_and_afterwards_as_before(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     before, seen = gc.get_threshold(), []
-    step = llm.engine.step
-    monkeypatch.setattr(llm.engine, "step", lambda: (seen.append((gc.get_freeze_count() > 1000, gc.get_threshold()[0])), step())[1])
+    add_request, step = llm.engine.add_request, llm.engine.step
+
+    def look() -> None:
+        seen.append((gc.get_freeze_count() > 1000, gc.get_threshold()[0]))
+
+    monkeypatch.setattr(llm.engine, "add_request", lambda request: (look(), add_request(request)))
+    monkeypatch.setattr(llm.engine, "step", lambda: (look(), step())[1])
     llm.generate("a b", SamplingParams(max_tokens=2), use_tqdm=False)
-    assert set(seen) == {(True, 20_000)}
+    assert set(seen) == {(True, 20_000)} and len(seen) >= 3
     assert gc.get_threshold() == before and gc.get_freeze_count() == 0
 
 

@@ -110,6 +110,33 @@ def test_stop_strings_against_a_slow_truth(tokenizer: Any, seed: int) -> None:
         assert aborts <= asked
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_text_does_not_depend_on_deltas_and_drains(tokenizer: Any, seed: int) -> None:
+    """Without stop strings: characters of several tokens, cut anywhere, some broken; an end token that is hidden or not."""
+    rng = random.Random(seed)
+    for _ in range(40):
+        tokens = tokenizer.encode("".join(rng.choice("ab é漢🐙") for _ in range(rng.randint(0, 20))))
+        tokens = tokens[: rng.randint(0, len(tokens))]
+        reason, keep = rng.choice(["length", "stop", "abort"]), rng.random() < 0.5
+        params = SamplingParams(include_stop_str_in_output=keep, skip_special_tokens=False)
+        ended = [*tokens, EOS] if reason == "stop" else tokens
+        outputs = RequestOutputs("r", None, [1], params, tokenizer)
+        out = run(outputs, deltas(rng, 0, ended, reason, most=rng.choice([1, 6])), rng)[0][0]
+        text = tokenizer.decode(ended if keep else tokens, skip_special_tokens=False)
+        assert (out.text, out.token_ids, out.finish_reason) == (text, ended, reason), (keep, tokens)
+
+
+def test_text_that_nobody_reads_yet_is_decoded_all_at_once(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = RequestOutputs("r", None, [1], SamplingParams(), tokenizer)
+    sequence, decoded = outputs.sequences[0], []
+    decode = sequence.decode
+    monkeypatch.setattr(sequence, "decode", lambda tokens: (decoded.append(list(tokens)), decode(tokens))[1])
+    for token in tokenizer.encode("abc"):
+        outputs.push(TokenDelta(request_id="r", index=0, token_ids=[token]))
+    assert decoded == []
+    assert outputs.drain().outputs[0].text == "abc" and decoded == [tokenizer.encode("abc")]
+
+
 def test_a_stop_in_the_last_delta_asks_for_no_abort(tokenizer: Any) -> None:
     outputs = RequestOutputs("r", None, [1], SamplingParams(stop="b"), tokenizer)
     assert not outputs.push(TokenDelta(request_id="r", index=0, token_ids=tokenizer.encode("ab"), finish_reason="length"))

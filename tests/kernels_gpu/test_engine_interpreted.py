@@ -63,4 +63,4 @@ def test_same_tokens(folder: str, limit: int, monkeypatch: pytest.MonkeyPatch) -
     expected = generate(folder, None, monkeypatch)
     assert not fused
     assert generate(folder, TritonAttention(fused_write=limit), monkeypatch) == expected
-    assert (True in fused, False in fused) == (True, limit < 3)
+    assert set(fused) == {True, False}, "steps that only decode, and steps beside prompts or of more sequences"
