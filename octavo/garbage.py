@@ -22,18 +22,16 @@ def collect_rarely() -> None:
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
-    """The same for a while, in a process of others: afterwards everything is as it was.
+    """Hardly any full collection for a while, in a process of others: afterwards their thresholds are what they were.
 
-    A caller who has frozen objects of their own knows better, and keeps what they chose.
+    Nothing is frozen: objects of others may be already (some interpreters start with some), and nobody could tell whose to thaw.
     """
-    if gc.get_freeze_count():
+    thresholds = gc.get_threshold()
+    if thresholds[0] == 0:  # turned off: they know better
         yield
         return
-    thresholds = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(*RARE)
+    gc.set_threshold(*(max(pair) for pair in zip(RARE, thresholds, strict=True)))
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        gc.unfreeze()

@@ -245,25 +245,36 @@ def test_preemption_gives_the_same_tokens(tmp_path: Path) -> None:
     assert tight.engine.stats().kv_cache_usage == 0
 
 
-def test_while_a_batch_runs_collections_are_rare_and_afterwards_as_before(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "with frozen objects of the caller's"])
+def test_while_a_batch_runs_collections_are_rare_and_afterwards_as_before(llm: LLM, frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     before, seen = gc.get_threshold(), []
     add_request, step = llm.engine.add_request, llm.engine.step
 
     def look() -> None:
-        seen.append((gc.get_freeze_count() > 1000, gc.get_threshold()[0]))
+        seen.append(gc.get_threshold())
 
     monkeypatch.setattr(llm.engine, "add_request", lambda request: (look(), add_request(request)))
     monkeypatch.setattr(llm.engine, "step", lambda: (look(), step())[1])
-    llm.generate("a b", SamplingParams(max_tokens=2), use_tqdm=False)
-    assert set(seen) == {(True, 20_000)} and len(seen) >= 3
-    assert gc.get_threshold() == before and gc.get_freeze_count() == 0
-
-
-def test_what_a_caller_has_frozen_stays_frozen(llm: LLM) -> None:
-    gc.freeze()
+    if frozen:
+        gc.freeze()
+    count = gc.get_freeze_count()
     try:
-        frozen = gc.get_freeze_count()
         llm.generate("a b", SamplingParams(max_tokens=2), use_tqdm=False)
-        assert gc.get_freeze_count() > frozen // 2  # some were freed meanwhile
+        assert set(seen) == {(20_000, 20, 50)} and len(seen) >= 3
+        assert gc.get_threshold() == before
+        assert gc.get_freeze_count() > count // 2 if frozen else gc.get_freeze_count() == 0  # some were freed meanwhile
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize("chosen", [(0, 10, 10), (90_000, 30, 10)])
+def test_a_caller_who_collects_less_often_is_left_alone(llm: LLM, chosen: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    before, step, seen = gc.get_threshold(), llm.engine.step, []
+    monkeypatch.setattr(llm.engine, "step", lambda: (seen.append(gc.get_threshold()[:2]), step())[1])
+    gc.set_threshold(*chosen)
+    try:
+        llm.generate("a b", SamplingParams(max_tokens=2), use_tqdm=False)
+        assert set(seen) == {chosen[:2]}
+        assert gc.get_threshold() == chosen
+    finally:
+        gc.set_threshold(*before)
