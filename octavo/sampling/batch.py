@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,23 +26,40 @@ _TEMPERATURE, _TOP_P, _MIN_P, _TOP_K, _KEY = range(5)
 _NUM_COLUMNS = 5
 
 
-@dataclass(slots=True)
+@dataclass
 class Selection:
     """What follows from which rows draw, kept while the same rows go on drawing.
 
-    ``params`` and ``keys`` (int64 [R], see random.row_key) stand for all rows in order; greedy ones have temperature 0.
-    ``truncates``: some row that is not greedy cuts the vocabulary first.
+    ``truncates``: some row that is not greedy cuts the vocabulary first. What a captured step does not ask for, since it reads the
+    rows' parameters itself, is made when it is asked for: a dozen launches.
     """
 
+    state: SamplingState
     rows: tuple[int, ...]
     version: int
-    row_index: torch.Tensor
     features: list[tuple[LogitFeature, Any]]
     all_greedy: bool
     truncates: bool
-    params: DrawParams
-    keys: torch.Tensor
     logprobs: list[tuple[int, int]]  # (index into rows, how many alternatives)
+
+    @cached_property
+    def row_index(self) -> torch.Tensor:
+        """int64 [R]."""
+        return upload(self.rows, torch.int64, self.state.device)
+
+    @property
+    def params(self) -> DrawParams:
+        """For all rows in order; greedy ones have temperature 0."""
+        return self._drawn[0]
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """int64 [R], see random.row_key."""
+        return self._drawn[1]
+
+    @cached_property
+    def _drawn(self) -> tuple[DrawParams, torch.Tensor]:
+        return self.state.draw_params(self.row_index)
 
 
 class SamplingState:
@@ -124,21 +142,17 @@ class SamplingState:
         if missing or len(set(rows)) != len(rows):
             raise KeyError(f"rows to sample must be initialized and distinct; not initialized: {missing}, asked: {list(rows)}")
         self._upload()
-        row_index = upload(rows, torch.int64, self.device)
         floats = self._mirror_floats[list(rows)].reshape(-1, _NUM_COLUMNS)
         top_k = self._mirror[list(rows), _TOP_K]
         greedy = floats[:, _TEMPERATURE] == 0.0
         cut = ~greedy & ((floats[:, _TOP_P] < 1.0) | (floats[:, _MIN_P] > 0.0) | (top_k < self.vocab_size))
-        params, keys = self.draw_params(row_index)
         return Selection(
+            state=self,
             rows=rows,
             version=self._version,
-            row_index=row_index,
             features=[(f, s) for f in self.features if (s := f.select(rows)) is not None],
             all_greedy=bool(greedy.all()),
             truncates=bool(cut.any()),
-            params=params,
-            keys=keys,
             logprobs=[(i, self._logprobs[row]) for i, row in enumerate(rows) if row in self._logprobs],
         )
 
@@ -159,5 +173,6 @@ class SamplingState:
             return
         dirty = sorted(self._dirty)
         self._dirty.clear()
-        index = upload(dirty, torch.int64, self.device)
-        self.packed.index_copy_(0, index, upload(self._mirror[dirty], torch.int64, self.device))
+        both = np.column_stack((dirty, self._mirror[dirty]))  # rows and their parameters, in one copy
+        changed = upload(torch.from_numpy(both), torch.int64, self.device)
+        self.packed.index_copy_(0, changed[:, 0], changed[:, 1:])
