@@ -6,7 +6,7 @@
 ``OCTAVO_CPU_KERNELS`` 0 runs the torch references instead of the C kernels (tests, and to look for a fault).
 ``OCTAVO_STEPS_AHEAD`` 1 runs the GPU's one-step-ahead pipeline on the CPU too (tests).
 ``OCTAVO_DECODE_GRAPHS`` 1 runs decode steps from the device-side rows on the CPU too, as CUDA graphs do (tests).
-``OCTAVO_FUSED_WRITE`` Decode attention of up to so many sequences writes their K and V itself (Triton; default 32; 0: none).
+``OCTAVO_FUSED_WRITE`` Decode attention of up to so many sequences writes their K and V itself (Triton; default 64; 0: none).
 ``OCTAVO_LOG_LEVEL``   debug, info, warning or error: how much to log when no flag says it.
 =====================  ==============================================================================================
 """
@@ -61,10 +61,10 @@ def decode_graphs(default: bool) -> bool:
     return bool(_read_bit("OCTAVO_DECODE_GRAPHS", default))
 
 
-def fused_write(default: int = 32) -> int:
+def fused_write(default: int = 64) -> int:
     """Up to how many decoding sequences are served by one attention kernel a layer, which writes their K and V too.
 
-    It takes a launch out of a chain of short ones: measured on an H200, 3 to 6% of a step of 8 to 32 sequences, and 1% more at 256.
+    It takes a launch out of a chain of short ones: measured on an H200, 3 to 6% of a step of 8 to 64 sequences, and 1% more at 256.
     """
     text = read_str("OCTAVO_FUSED_WRITE")
     if text is None:

@@ -144,9 +144,9 @@ def test_the_limit_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
     from octavo.attention.triton import TritonAttention
     from octavo.errors import ConfigError
 
-    assert TritonAttention()._fused_write == 32
-    monkeypatch.setenv("OCTAVO_FUSED_WRITE", "64")
-    assert TritonAttention()._fused_write == 64 and TritonAttention(fused_write=0)._fused_write == 0
+    assert TritonAttention()._fused_write == 64
+    monkeypatch.setenv("OCTAVO_FUSED_WRITE", "32")
+    assert TritonAttention()._fused_write == 32 and TritonAttention(fused_write=0)._fused_write == 0
     monkeypatch.setenv("OCTAVO_FUSED_WRITE", "yes")
     with pytest.raises(ConfigError, match="OCTAVO_FUSED_WRITE.*'yes'"):
         TritonAttention()
