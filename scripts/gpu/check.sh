@@ -36,7 +36,7 @@ start bfloat16 tests/e2e/test_bfloat16.py
 start syncs tests/e2e/test_gpu_syncs.py
 start swap tests/executor/test_swap.py
 start embeddings tests/e2e/test_gpu_embeddings.py
-start weights tests/weights/test_streaming.py
+start weights tests/weights/test_streaming.py tests/weights/test_gguf_gpu.py
 
 for i in "${!pids[@]}"; do
     wait "${pids[$i]}"
