@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from octavo.bench.options import DatasetOptions
-from octavo.bench.tokens import FIRST_TOKEN_ID, Counter, TextMaker
+from octavo.bench.tokens import FIRST_TOKEN_ID, Counter, TextMaker, all_alike
 from octavo.bench.words import POEM_TASK, verse
 from octavo.errors import ConfigError
 
 T = TypeVar("T")
+ALIKE = "This model's tokenizer makes the same token of most words, so all texts would be one prompt."
 DEFAULT_VOCAB = 32000  # of a server that cannot be asked: nearly every model has as many
 DEFAULT_CUSTOM_OUTPUT_LEN = 256
 COUNTING_AT_ONCE = 16
@@ -52,18 +54,25 @@ async def make_prompts(
     if options.dataset_name == "sonnet":
         return await _sonnet(options, count, rng, counter)
     lengths, prefixes = _shape(options, count, rng)
-    if options.prompt_format == "token-ids" or (options.prompt_format == "auto" and counter is None):
-        if not ids_allowed:
+    if counter is not None and options.prompt_format != "token-ids":
+        maker = await TextMaker.create(counter, rng)
+        if maker is not None:
+            return await _texts(lengths, prefixes, rng, maker)
+        if options.prompt_format == "text" or not ids_allowed:
             raise ConfigError(
-                "Prompts of an exact length need a way to count tokens: this server has no /tokenize. "
-                "Give --tokenizer FOLDER, or ask /v1/completions, which takes token ids."
-                if counter is None
-                else "--prompt-format token-ids: chats are text; use --endpoint /v1/completions."
+                f"{ALIKE} Use --dataset-name custom, or send token ids: --endpoint /v1/completions --prompt-format token-ids."
             )
-        return _token_ids(lengths, prefixes, rng, (await counter.vocab_size() if counter else None) or DEFAULT_VOCAB)
-    if counter is None:
+        print(f"{ALIKE} Token ids are sent instead.", file=sys.stderr, flush=True)
+    elif options.prompt_format == "text":
         raise ConfigError("--prompt-format text needs a way to count tokens: this server has no /tokenize. Give --tokenizer FOLDER.")
-    return await _texts(lengths, prefixes, rng, counter)
+    if not ids_allowed:
+        raise ConfigError(
+            "Prompts of an exact length need a way to count tokens: this server has no /tokenize. "
+            "Give --tokenizer FOLDER, or ask /v1/completions, which takes token ids."
+            if counter is None
+            else "--prompt-format token-ids: chats are text; use --endpoint /v1/completions."
+        )
+    return _token_ids(lengths, prefixes, rng, (await counter.vocab_size() if counter else None) or DEFAULT_VOCAB)
 
 
 @dataclass(frozen=True)
@@ -108,8 +117,7 @@ def _token_ids(lengths: list[_Length], prefixes: list[int], rng: random.Random, 
     return [Prompt(common[x.group] + some(x.input_len - prefixes[x.group]), x.output_len, x.input_len) for x in lengths]
 
 
-async def _texts(lengths: list[_Length], prefixes: list[int], rng: random.Random, counter: Counter) -> list[Prompt]:
-    maker = await TextMaker.create(counter, rng)
+async def _texts(lengths: list[_Length], prefixes: list[int], rng: random.Random, maker: TextMaker) -> list[Prompt]:
     common = [await maker.prefix(rng, n) for n in prefixes]
     seeds = [rng.getrandbits(64) for _ in lengths]  # each its own randomness, whatever order the answers come in
 
@@ -139,6 +147,8 @@ async def _sonnet(options: DatasetOptions, count: int, rng: random.Random, count
     lines = [verse(rng) for _ in range(64)]
     per_line, task = 13.0, 16.0  # about what tokenizers make of them
     if counter is not None:
+        if await all_alike(counter, "".join(lines)):
+            raise ConfigError(f"{ALIKE} Use --dataset-name random.")
         task = float(await counter.count(POEM_TASK))
         per_line = (await counter.count(POEM_TASK + "".join(lines)) - task) / len(lines)
     if n_in < task + per_line:

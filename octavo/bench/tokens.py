@@ -2,21 +2,25 @@
 
 Random token ids make poor text: pieces of characters join to other tokens than were asked for. So prompts are made of
 words that are one token each after a space (out of the whole vocabulary, where it can be seen), counted, and then
-lengthened or shortened by what is missing.
+lengthened or shortened by what is missing. Words that a tokenizer makes one and the same token of (<unk>) are of no use: prompts
+would be alike, and a server's prefix cache would answer them.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter as Tally
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from octavo.bench.http import Client, HttpError
 from octavo.bench.words import WORDS
 from octavo.errors import ConfigError, ModelError, OctavoError, RequestError
 
+T = TypeVar("T")
 POOL_SIZE = 4096  # words; the ids tried for it are twice as many
 MIN_POOL = 16
+SAMPLE = 256  # words that are looked at, whether they are tokens of their own
 FIRST_TOKEN_ID = 100  # special tokens are below, as a rule
 MAX_VOCAB = 2**20
 TRIES = 48  # one or two do, unless words are several tokens each and the last one has to fit
@@ -31,6 +35,10 @@ class Counter(Protocol):
 
     async def words(self, rng: random.Random) -> list[str]:
         """Words that are, after a space, probably one token each."""
+        ...
+
+    async def token_ids(self, text: str) -> list[int]:
+        """The text's tokens without special ones; none where they can't be seen."""
         ...
 
     async def vocab_size(self) -> int | None: ...
@@ -60,6 +68,9 @@ class LocalCounter:
         ids = rng.sample(range(size), min(2 * POOL_SIZE, size))
         pieces = [self._tokenizer.token_bytes(i) for i in ids if i not in self._tokenizer.special_token_ids]
         return _clean_words([piece.decode("utf-8", "replace") for piece in pieces])
+
+    async def token_ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     async def vocab_size(self) -> int | None:
         return int(self._tokenizer.vocab_size)
@@ -103,6 +114,13 @@ class ServerCounter:
             return []
         return _clean_words([s.replace("\u0120", " ").replace("\u2581", " ") for s in strings])
 
+    async def token_ids(self, text: str) -> list[int]:
+        asked = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        try:
+            return [int(i) for i in (await self._client.get_json("/tokenize", asked))["tokens"]]
+        except (HttpError, LookupError, TypeError, ValueError):
+            return []
+
     async def vocab_size(self) -> int | None:
         """By bisection: the largest id that /detokenize knows. None if it has no such route."""
         if not self._asked_vocab:
@@ -123,9 +141,17 @@ class ServerCounter:
 
 
 def _clean_words(pieces: list[str]) -> list[str]:
-    """Those that are a space and ASCII letters, without the space."""
+    """Those that are a space and ASCII letters, without the space. A tokenizer of whole words has no spaces in them, and has them all."""
     words = {p[1:] for p in pieces if len(p) > 2 and p[0] == " " and p[1:].isascii() and p[1:].isalpha()}
+    if len(words) < MIN_POOL:
+        words = {p for p in pieces if len(p) > 1 and p.isascii() and p.isalnum()}
     return sorted(words)[:POOL_SIZE]
+
+
+async def all_alike(counter: Counter, text: str) -> bool:
+    """Whether one token stands for more than half of the text, as <unk> does for words that a tokenizer doesn't know."""
+    ids = await _asked(counter.token_ids, text)
+    return bool(ids) and max(Tally(ids).values()) > len(ids) / 2
 
 
 class TextMaker:
@@ -136,8 +162,14 @@ class TextMaker:
         self._words = words if len(words) >= MIN_POOL else WORDS
 
     @classmethod
-    async def create(cls, counter: Counter, rng: random.Random) -> TextMaker:
-        return cls(counter, await counter.words(rng))
+    async def create(cls, counter: Counter, rng: random.Random) -> TextMaker | None:
+        """None if all words would become the same token, and all texts the same prompt."""
+        maker = cls(counter, await counter.words(rng))
+        if await all_alike(counter, " " + " ".join(maker._words[:SAMPLE])):
+            maker = cls(counter, [])
+            if await all_alike(counter, " " + " ".join(maker._words)):
+                return None
+        return maker
 
     def some_words(self, rng: random.Random, count: int) -> list[str]:
         return rng.choices(self._words, k=count)
@@ -173,7 +205,7 @@ class TextMaker:
         )
 
 
-async def _asked(count: Callable[[str], Awaitable[int]], text: str) -> int:
+async def _asked(count: Callable[[str], Awaitable[T]], text: str) -> T:
     try:
         return await count(text)
     except HttpError as error:

@@ -35,6 +35,9 @@ class Counter:
     async def words(self, rng: random.Random) -> list[str]:
         return self._words
 
+    async def token_ids(self, text: str) -> list[int]:
+        return [sum(word.encode()) for word in text.split()]
+
     async def vocab_size(self) -> int | None:
         return 500
 
@@ -70,6 +73,46 @@ def test_exact_with_a_real_kind_of_tokenizer() -> None:
     for tokens in (20, 101, 200):
         text = asyncio.run(with_few_words.text(random.Random(tokens), tokens))
         assert asyncio.run(counter.count(text)) == tokens
+
+
+class WordLevel:
+    """A tokenizer of whole words, as scripts/gpu/model_folders.py writes it: what it doesn't know is token 0."""
+
+    special_token_ids: frozenset[int] = frozenset()
+
+    def __init__(self, vocab: list[str]) -> None:
+        self.vocab, self.vocab_size = {word: i for i, word in enumerate(vocab)}, len(vocab)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [self.vocab.get(word, 0) for word in text.split()]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return list(self.vocab)[token_id].encode()
+
+
+def test_words_of_a_tokenizer_without_english_are_its_own() -> None:
+    tokenizer = WordLevel(["<unk>", *(f"w{i}" for i in range(300))])
+    prompts = make(30, LocalCounter(tokenizer), random_input_len=40)
+    ids = [tokenizer.encode(str(p.content)) for p in prompts]
+    assert all(len(i) == 40 and 0 not in i for i in ids) and len({tuple(i) for i in ids}) == 30
+
+
+def test_prompts_that_would_all_be_the_same_tokens_are_not_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    counter = LocalCounter(WordLevel(["<unk>", *(f"<{i}>" for i in range(300))]))
+    prompts = make(30, counter, random_input_len=40)
+    assert all(isinstance(p.content, list) and len(set(p.content)) > 20 and len(p.content) == 40 for p in prompts)
+    assert "Token ids are sent instead" in capsys.readouterr().err
+    for options in ({"prompt_format": "text"}, {"ids_allowed": False}, {"dataset_name": "sonnet"}):
+        with pytest.raises(ConfigError, match="all texts would be one prompt"):
+            make(3, counter, random_input_len=40, **options)
+
+
+def test_tokens_that_cannot_be_seen_are_taken_to_differ() -> None:
+    class Blind(Counter):
+        async def token_ids(self, text: str) -> list[int]:
+            return []
+
+    assert all(isinstance(p.content, str) for p in make(3, Blind(), random_input_len=40))
 
 
 def test_a_length_that_cannot_be() -> None:
