@@ -23,14 +23,13 @@ from dataclasses import dataclass, replace
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from octavo.engine.pace import PaceRule, rule_for
-from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, mixed_decodes, prompt_sizes
+from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, decode_sizes, mixed_decodes, prompt_sizes
 from octavo.types import StepPlan
 from tests.engine.simulator import MS, Load, Measured, at, simulate
 
-# As executor/step_graphs.py captures them; read there, they would bring torch with them.
-DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
-GRAPH_PROMPTS = 8
+GRAPH_PROMPTS = 8  # of a captured step: executor/step_graphs.py, which would bring torch with it
 MAX_ROWS = 1024
+DECODE_SIZES = decode_sizes(MAX_ROWS)
 TILE = 128  # rows that a product computes together
 
 
@@ -186,6 +185,8 @@ def main() -> None:
     parser.add_argument("--grid", help="a JSON file of measured steps of the loads' model")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if args.grid and len({LOADS[name][0] for name in args.loads}) > 1:
+        parser.error("--grid is of one model: choose --loads of that one")
     rules = {"octavo": rule_for("cuda", args.itl_slo_ms), "greedy": None}
     print(HEADING)
     for name in args.loads:

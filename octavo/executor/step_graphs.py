@@ -26,7 +26,7 @@ import torch
 
 from octavo.attention.base import AttentionMetadata, ForwardContext
 from octavo.executor.graph_pool import GraphPool, round_up
-from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, mixed_decodes, prompt_sizes
+from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, decode_sizes, mixed_decodes, prompt_sizes
 from octavo.kernels.token_bitmask import apply_token_bitmask
 from octavo.kernels.upload import upload
 from octavo.sampling.sampler import GREEDY, RANDOM, TRUNCATED
@@ -40,19 +40,6 @@ MAX_PROMPTS = 8
 AHEAD_TOKENS = 1024  # prompt tokens of steps that are captured before they are asked for
 
 
-# Products of 65 to 128 rows take as long as of 128, and of 193 to 256 often longer than of 256 (cuBLAS on an H200).
-BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 160, 192, 256, 320, 384, 512, 640, 768, 896)
-
-
-def bucket_sizes(max_rows: int) -> list[int]:
-    """1, 2, 4, then steps of an eighth to a half; the last is max_rows.
-
-    Padding costs little: attention skips it, and below some hundred rows the layers wait for their weights. A graph costs some
-    ten milliseconds at its first use.
-    """
-    return [s for s in (*BUCKETS, *range(1024, max_rows + 1, 256)) if s < max_rows] + [max_rows]
-
-
 class StepGraphs:
     """The captured steps of one model runner, on its device and current stream."""
 
@@ -61,7 +48,7 @@ class StepGraphs:
         self.pool = GraphPool(runner.rows)
         self.spare_row = max_rows
         device = runner.device
-        self.sizes = bucket_sizes(max_rows)
+        self.sizes = decode_sizes(max_rows)
         self.mixed_sizes = mixed_decodes(max_rows)
         self.row_index = torch.full((max_rows,), self.spare_row, dtype=torch.int64, device=device)
         self.places = torch.arange(max(max_rows, GRAPH_PROMPT_TOKENS) + 1, dtype=torch.int64, device=device)

@@ -1,7 +1,7 @@
-"""Sizes of captured steps with prompts: few, so that each is soon captured, and such that products compute full tiles of rows.
+"""Sizes of captured steps: few, so that each is soon captured, and such that products compute full tiles of rows.
 
-Decodes and prompts go through the linear layers together, 128 rows at a time, and a tile that is not full takes as long as one that
-is. So it is the rows of a step, decodes (padded) and prompt tokens together, that come in round numbers:
+In steps with prompts these go through the linear layers together with decodes, 128 rows at a time, and a tile that is not full takes
+as long as one that is. So it is the rows of a step, decodes (padded) and prompt tokens together, that come in round numbers:
 
     decodes                       0      64     192
     prompt tokens     … of 128    128    64     –
@@ -15,11 +15,22 @@ from __future__ import annotations
 
 from functools import cache
 
+# Decodes alone. Products of 65 to 128 rows take as long as of 128, and of 193 to 256 often longer than of 256 (cuBLAS on an H200).
+DECODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 160, 192, 256, 320, 384, 512, 640, 768, 896)
 GRAPH_PROMPT_TOKENS = 2048  # most prompt tokens of a captured step
 MIXED_DECODES = (0, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
 STEP_ROWS = (16, 64, 128, 256, 384, 512, 640, 768, *range(1024, 1 << 14, 256))
 LONG = 512  # steps that no graph holds are so long that a finer measure is of no use
 MULTIPLE = 16  # kernels are compiled apart for sizes that this divides
+
+
+def decode_sizes(max_rows: int) -> list[int]:
+    """To how many rows steps that only decode are padded, up to ``max_rows``.
+
+    Padding costs little: attention skips it, and below some hundred rows the layers wait for their weights. A graph costs some
+    ten milliseconds at its first use.
+    """
+    return [s for s in (*DECODES, *range(1024, max_rows + 1, 256)) if s < max_rows] + [max_rows]
 
 
 def mixed_decodes(max_rows: int) -> list[int]:

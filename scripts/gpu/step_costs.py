@@ -11,6 +11,7 @@ import json
 import random
 import statistics
 from collections import defaultdict
+from typing import Any
 
 import torch
 
@@ -89,8 +90,13 @@ def main() -> None:
         while llm.engine.has_work():
             llm.engine.step()
     if args.out:
-        with open(args.out, "w") as file:
-            json.dump({"model": args.model, "steps": rows}, file)
+        save(args.out, rows)
+
+
+def save(path: str, rows: list[dict[str, Any]]) -> None:
+    """The steps that were seen, as scripts/simulate_serving.py reads them."""
+    with open(path, "w") as file:
+        json.dump([row for row in rows if row["ms"] is not None], file)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,21 @@ import random
 
 import pytest
 
-from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, MIXED_DECODES, STEP_ROWS, filling_tokens, mixed_decodes, prompt_sizes
+from octavo.executor.step_sizes import (
+    GRAPH_PROMPT_TOKENS,
+    MIXED_DECODES,
+    STEP_ROWS,
+    decode_sizes,
+    filling_tokens,
+    mixed_decodes,
+    prompt_sizes,
+)
 
 
 @pytest.mark.parametrize("max_rows", [1, 31, 32, 100, 256, 1024, 3000])
 def test_whatever_fits_has_a_size(max_rows: int) -> None:
+    alone = decode_sizes(max_rows)
+    assert alone == sorted(set(alone)) and alone[0] == 1 and alone[-1] == max_rows
     decodes = mixed_decodes(max_rows)
     assert decodes == sorted(set(decodes)) and decodes[0] == 0 and decodes[-1] == max_rows
     for padded in decodes:
