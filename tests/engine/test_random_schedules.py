@@ -52,6 +52,7 @@ def random_rule(rng: random.Random) -> PaceRule | None:
         untried=rng.choice((1, 4, 100)),
         most_tokens=rng.choice((1, 4, 100)),
         most_prompts=rng.choice((1, 2, 100)),
+        captured=rng.random() < 0.5,
         itl_slo_s=rng.choice((None, None, 1e-9, 0.001, 1.0)),
     )
 
