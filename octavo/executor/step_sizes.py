@@ -41,8 +41,8 @@ def mixed_decodes(max_rows: int) -> list[int]:
 @cache
 def prompt_sizes(decodes: int) -> tuple[int, ...]:
     """To what prompt tokens beside ``decodes``, which are padded already, are padded; the last is GRAPH_PROMPT_TOKENS."""
-    filling = (-(-(rows - decodes) // MULTIPLE) * MULTIPLE for rows in STEP_ROWS if rows > decodes)
-    return tuple(sorted({min(size, GRAPH_PROMPT_TOKENS) for size in filling}))
+    filling = ((rows - decodes) // MULTIPLE * MULTIPLE for rows in STEP_ROWS if rows - decodes >= MULTIPLE)
+    return tuple(sorted({GRAPH_PROMPT_TOKENS, *(min(size, GRAPH_PROMPT_TOKENS) for size in filling)}))
 
 
 def filling_tokens(decodes: int, tokens: int) -> int:
