@@ -25,6 +25,7 @@ start() {
 kernels=tests/kernels
 for file in tests/kernels_gpu/test_*.py; do
     name=${file##*/test_}
+    case $name in *_interpreted.py) continue ;; esac
     start "${name%.py}" "$file"
 done
 start linear $kernels/test_triton_linear.py
@@ -36,6 +37,7 @@ start syncs tests/e2e/test_gpu_syncs.py
 start swap tests/executor/test_swap.py
 start embeddings tests/e2e/test_gpu_embeddings.py
 start weights tests/weights/test_streaming.py
+start gguf tests/weights/test_gguf.py -m gpu
 
 for i in "${!pids[@]}"; do
     wait "${pids[$i]}"
