@@ -84,6 +84,7 @@ def test_no_gpu_test_is_left_out(tmp_path: Path) -> None:
     uses = re.compile(r"mark\.gpu|^from tests\.(kernels\.triton_cases|kernels_gpu\.attention_cases) import", re.MULTILINE)
     here = Path(__file__).resolve()
     wanted = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if p != here and uses.search(p.read_text())]
+    wanted = [p for p in wanted if not p.stem.endswith("_interpreted")]
     assert len(wanted) >= 11
     _, _, ran = check(tmp_path)
     assert all((ROOT / name).exists() for name in ran)
