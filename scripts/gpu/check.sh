@@ -24,8 +24,8 @@ start() {
 }
 kernels=tests/kernels
 for file in tests/kernels_gpu/test_*.py; do
-    case $file in *_interpreted.py) continue ;; esac # skipped where there is a GPU; CI runs them
     name=${file##*/test_}
+    case $name in *_interpreted.py) continue ;; esac
     start "${name%.py}" "$file"
 done
 start linear $kernels/test_triton_linear.py
@@ -36,7 +36,8 @@ start bfloat16 tests/e2e/test_bfloat16.py
 start syncs tests/e2e/test_gpu_syncs.py
 start swap tests/executor/test_swap.py
 start embeddings tests/e2e/test_gpu_embeddings.py
-start weights tests/weights/test_streaming.py tests/weights/test_gguf_gpu.py
+start weights tests/weights/test_streaming.py
+start gguf tests/weights/test_gguf.py -m gpu
 
 for i in "${!pids[@]}"; do
     wait "${pids[$i]}"

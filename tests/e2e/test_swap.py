@@ -69,7 +69,7 @@ def wait_for(condition: Any, seconds: float = 60.0) -> None:
 
 @pytest.fixture(scope="module")
 def expected() -> list[Any]:
-    server = start("--served-model-name", "m")
+    server = start("--served-model-name", "m", "--max-num-seqs", "32")  # or who comes late takes the row of one that matters less
     try:
         answers = ask_all(server.url)
         assert server.metric("vllm:num_preemptions_total") == 0 == server.metric("vllm:swapped_out_blocks_total")
@@ -103,7 +103,7 @@ def test_answers_are_what_they_are_with_room_for_all(expected: list[Any], flags:
     try:
         for i, (got, wanted) in enumerate(zip(ask_all(server.url), expected, strict=True)):
             assert close(got, wanted), f"request {i}: {json.dumps(got)[:600]}\ninstead of {json.dumps(wanted)[:600]}"
-        assert server.metric("vllm:num_preemptions_total") > 3
+        assert server.metric("vllm:num_preemptions_total") > 0
         assert (server.metric("vllm:swapped_in_blocks_total") > 0) == swaps
         wait_for(lambda: settled(server))
         if swaps:

@@ -22,15 +22,6 @@ def pack(values: np.ndarray, type_name: str, rng: np.random.Generator) -> np.nda
         return data
 
 
-def random_blocks(shape: tuple[int, ...], type_name: str, rng: np.random.Generator) -> np.ndarray:
-    """Bytes that no quantizer would choose: every bit pattern of scales and values, but no infinite scale."""
-    data = rng.integers(0, 256, quants.quant_shape_to_byte_shape(shape, GGMLQuantizationType[type_name]), dtype=np.uint8)
-    if type_name == "MXFP4":
-        data[:, ::17] &= 0x7F  # the scale is a power of two: keep the largest ones away
-    data[..., 1::2] &= 0xBF
-    return data
-
-
 def write_gguf(
     path: Path,
     architecture: str,

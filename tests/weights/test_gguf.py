@@ -22,7 +22,7 @@ from octavo.weights.gguf_file import TENSOR_TYPES, GgufFile
 from octavo.weights.gguf_tensors import hf_name
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gguf_samples import pack, random_blocks, tiny_metadata, tiny_tensors, write_gguf
+from gguf_samples import pack, tiny_metadata, tiny_tensors, write_gguf
 
 QUANTIZED = [name for name, elements, _ in TENSOR_TYPES.values() if elements > 1]
 
@@ -173,6 +173,27 @@ def test_dequantize_equals_the_package(type_name, dtype, monkeypatch):
         got = dequantize(torch.from_numpy(packed), type_name, (7, 768), dtype)
         assert got.dtype == dtype
         assert torch.equal(got, expected.to(dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("type_name", QUANTIZED)
+def test_dequantize_on_a_gpu_equals_the_cpu(type_name):
+    rng = np.random.default_rng(3)
+    raw = torch.from_numpy(random_blocks((7, 768), type_name, rng))
+    for dtype in (torch.float32, torch.bfloat16):
+        got = dequantize(raw.cuda(), type_name, (7, 768), dtype)
+        assert got.is_cuda
+        assert torch.equal(got.cpu(), dequantize(raw, type_name, (7, 768), dtype))
+
+
+def random_blocks(shape: tuple[int, ...], type_name: str, rng: np.random.Generator) -> np.ndarray:
+    """Bytes that no quantizer would choose: every bit pattern of scales and values, but no infinite scale."""
+    data = rng.integers(0, 256, quants.quant_shape_to_byte_shape(shape, GGMLQuantizationType[type_name]), dtype=np.uint8)
+    if type_name == "MXFP4":
+        data[:, ::17] &= 0x7F  # the scale is a power of two: keep the largest ones away
+    data[..., 1::2] &= 0xBF
+    return data
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
