@@ -52,6 +52,9 @@ triton.runtime.driver.set_active(Driver(gpu))
 torch.Tensor.is_cuda = property(lambda self: True)
 from octavo.kernels.triton import activation, embedding, launch, linear, norm, rows, sample
 from octavo.kernels.write_kv import write_kv
+from octavo.attention import triton as attention
+from octavo.attention.base import AttentionLayerSpec, AttentionMetadata, ForwardContext
+attention._multiprocessors = lambda device: 132
 launch._supported = lambda index: True
 launch.remember_launches(False)
 settle_cache_keys()
@@ -76,6 +79,16 @@ for m in (1, 2):
     rows.store_tokens(ints(MAX)[:m], ints(m), ints(MAX + 1), ints(MAX + 1), dummy_row=MAX)
     cache = x(7, 2, 2, 16, 32)
     write_kv(x(m, Q), cache, ints(m), ints(m), 4, 2, x(64, 32, dtype=torch.float32), False, x(32), x(32), 1e-6, pdl=True)
+    for most in (64, 0):  # decodes that write their K and V in the attention kernel, and decodes that don't
+        metadata = AttentionMetadata(
+            num_tokens=m, num_seqs=m, num_decodes=m, max_query_len=1, max_seq_len=64, block_size=16, positions=ints(m), slots=ints(m),
+            query_start=x(m + 1, dtype=torch.int32), seq_lens=x(m, dtype=torch.int32), block_tables=table,
+            extra={"row_index": ints(MAX)[:m]},
+        )
+        backend = attention.TritonAttention(pdl=True, fused_write=most)
+        for _ in range(2):  # the first layer makes the plan
+            layer = AttentionLayerSpec(0, 4, 2, 32, 32**-0.5, x(64, 32, dtype=torch.float32), False, x(32), x(32))
+            backend.forward(x(m, Q), layer, cache, ForwardContext(metadata, backend, [cache]))
     for mode, kind in ((sample.GREEDY, torch.bfloat16), (sample.PLAIN, torch.bfloat16), (sample.TRUNCATED, torch.float32)):
         sample.sample_rows(x(m, V, dtype=kind), ints(MAX + 2, 5), ints(MAX)[:m], ints(m), mode=mode)
 print(json.dumps(hits))
@@ -110,6 +123,7 @@ def test_launches_with_real_tensors_find_what_was_compiled(warmed: tuple[Path, l
     before = sorted(path.name for path in warmed[0].iterdir())
     hits = json.loads(run(REAL_LAUNCHES, warmed[0]).splitlines()[-1])
     assert len(hits) > 20 and not [name for name, hit in hits if not hit]
+    assert {"_decode_plan_kernel", "_decode_kernel", "_write_kv_kernel"} <= {name for name, _ in hits}
     assert sorted(path.name for path in warmed[0].iterdir()) == before
 
 
