@@ -16,10 +16,10 @@ from octavo.executor.step_graphs import LOGITS, StepGraphs, split_mixed
 from octavo.executor.swap import SwapSpace
 from octavo.kernels.upload import upload
 from octavo.sampling.batch import SamplingState
-from octavo.sampling.logprobs import prompt_logprobs
+from octavo.sampling.logprobs import PromptLogprobs
 from octavo.sampling.pooling import PooledVectors, Pooler
 from octavo.sampling.sampler import GREEDY, SampleOutput, Sampler
-from octavo.types import Advance, RowInit, StepPlan, StepResult, TokenLogprobs, TokenMasks, TokenParams
+from octavo.types import Advance, RowInit, StepPlan, StepResult, TokenMasks, TokenParams
 
 
 def padded_rows(count: int) -> int:
@@ -54,7 +54,7 @@ class PendingStep:
         step: int,
         rows: list[int],
         output: SampleOutput | None,
-        prompt_logprobs: dict[int, list[TokenLogprobs]],
+        prompt_logprobs: PromptLogprobs | None = None,
         pooled: PooledVectors | None = None,
     ) -> None:
         self.step = step
@@ -76,12 +76,13 @@ class PendingStep:
 
     def to_result(self) -> StepResult:
         pooled = self.pooled.to_host() if self.pooled is not None else {}
+        scored = self.prompt_logprobs.to_host() if self.prompt_logprobs is not None else {}
         if self.output is None:
-            return StepResult(self.step, [], [], None, self.prompt_logprobs, pooled=pooled)
+            return StepResult(self.step, [], [], None, scored, pooled=pooled)
         if self.done is not None:
             self.done.synchronize()
         token_ids, logprobs = self.output.to_host()
-        return StepResult(self.step, self.rows, token_ids, logprobs, self.prompt_logprobs, pooled=pooled)
+        return StepResult(self.step, self.rows, token_ids, logprobs, scored, pooled=pooled)
 
 
 class ModelRunner:
@@ -134,7 +135,7 @@ class ModelRunner:
             self.sampler.state.init_row(init)
         self.rows.update(plan.row_inits, plan.block_appends)
         if not plan.advances:
-            return PendingStep(plan.step, [], None, {})
+            return PendingStep(plan.step, [], None)
 
         if self.graphs is not None and (pending := self._replay(plan, self.graphs)) is not None:
             return pending
@@ -143,9 +144,9 @@ class ModelRunner:
         hidden = self.model(token_ids, ForwardContext(metadata, self.backend, self.kv_caches))
 
         pooled = self.pooler.pool(hidden, plan.advances)
-        entries = self._prompt_logprobs(hidden, plan.advances)
+        scored = self._prompt_logprobs(hidden, plan.advances)
         rows, positions, sources = _sampled(plan.advances)
-        pending = PendingStep(plan.step, rows, None, entries, pooled)
+        pending = PendingStep(plan.step, rows, None, scored, pooled)
         if rows:
             logits = self._logits(hidden[self._to_device(np.array(sources, dtype=np.int64))])
             row_index = self._to_device(np.array(rows, dtype=np.int64))
@@ -184,13 +185,13 @@ class ModelRunner:
         mode = self.sampler.graph_mode(rows) if rows else GREEDY
         if prompts and mode is not None:
             tokens = graphs.mixed(decodes, prompts, mode)
-            return PendingStep(plan.step, rows, SampleOutput(tokens) if rows else None, {})
+            return PendingStep(plan.step, rows, SampleOutput(tokens) if rows else None)
         if prompts:
             return None
         if mode is not None:
-            return PendingStep(plan.step, rows, SampleOutput(graphs.decode(rows, mode)), {})
+            return PendingStep(plan.step, rows, SampleOutput(graphs.decode(rows, mode)))
         logits = graphs.decode(rows, LOGITS)
-        pending = PendingStep(plan.step, rows, None, {})
+        pending = PendingStep(plan.step, rows, None)
         self._draw(pending, Undrawn(logits, [a.start + 1 for a in plan.advances], graphs.row_index[: len(rows)], True), plan.masked)
         return pending
 
@@ -258,20 +259,19 @@ class ModelRunner:
             return self.model.compute_logits(hidden)
         return self.model.compute_logits(F.pad(hidden, (0, 0, 0, padded_rows(count) - count)))[:count]
 
-    def _prompt_logprobs(self, hidden: torch.Tensor, advances: list[Advance]) -> dict[int, list[TokenLogprobs]]:
-        entries: dict[int, list[TokenLogprobs]] = {}
+    def _prompt_logprobs(self, hidden: torch.Tensor, advances: list[Advance]) -> PromptLogprobs | None:
+        """LOGITS_CHUNK positions' logits at a time."""
+        scored: PromptLogprobs | None = None
         offset = 0
         for a in advances:
             if a.prompt_logprobs is not None and a.next_token_ids:
-                found: list[TokenLogprobs] = []
+                scored = scored or PromptLogprobs()
                 for begin in range(0, len(a.next_token_ids), LOGITS_CHUNK):
                     targets = a.next_token_ids[begin : begin + LOGITS_CHUNK]
                     first = offset + begin
-                    logits = self._logits(hidden[first : first + len(targets)])
-                    found.extend(prompt_logprobs(logits, targets, a.prompt_logprobs))
-                entries[a.row] = found
+                    scored.add(a.row, self._logits(hidden[first : first + len(targets)]), targets, a.prompt_logprobs)
             offset += a.count
-        return entries
+        return scored
 
     def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         pairs = self._to_device(np.array(copies, dtype=np.int64))

@@ -14,8 +14,9 @@ from octavo.types import TokenLogprobs
 
 LEAST_LOGPROB = -9999.0  # stands for -inf and NaN, which JSON can't carry
 _RANK_CANDIDATES = 64  # nearly all sampled tokens are among so many best
-_CHUNK_ELEMENTS = 2**22  # logits that prompt_logprobs works on at a time (16 MiB of float32, a few times over)
+_CHUNK_ELEMENTS = 2**22  # logits that PromptLogprobs works on at a time (16 MiB of float32, a few times over)
 FEW_ELEMENTS = 2**24  # the same for sampled tokens' few alternatives, which need no sort
+HOST_BYTES = 2**28  # of a step's PromptLogprobs that may be on their way to the host at the same time
 
 
 @dataclass(slots=True)
@@ -26,6 +27,10 @@ class LogprobsTensors:
     ids: torch.Tensor
     values: torch.Tensor
     ranks: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.ids.nbytes + self.values.nbytes + self.ranks.nbytes
 
     def start_copy(self) -> LogprobsTensors:
         """The same on the host, once the stream has come there."""
@@ -81,21 +86,55 @@ def resolve_count(logprobs: int, vocab_size: int) -> int:
     return vocab_size if logprobs < 0 else min(logprobs, vocab_size)
 
 
-@torch.inference_mode()
-def prompt_logprobs(logits: torch.Tensor, next_token_ids: Sequence[int], k: int) -> list[TokenLogprobs]:
-    """One entry per prompt position: how probable next_token_ids[i] was after it, and the k best (-1: all).
+class PromptLogprobs:
+    """What a step finds out about prompts' tokens, on its way to the host.
 
-    logits: float32 [P, V], row i from the position before next_token_ids[i]; P = len(next_token_ids), else ValueError.
-    Works on a few rows at a time, so the memory it adds does not grow with P. Waits for the device.
+    Every few positions leave at once, for pinned memory: neither many positions nor whole vocabularies fill the device, and nothing
+    waits. Pinned memory is bounded too: whoever asks for more than HOST_BYTES in a step (whole vocabularies of long prompts) has the
+    earlier ones made into lists first, which waits for the device.
     """
-    if len(next_token_ids) != logits.shape[0]:
-        raise ValueError(f"prompt_logprobs: {logits.shape[0]} rows of logits for {len(next_token_ids)} tokens; they must pair up.")
-    vocab = logits.shape[1]
-    count = resolve_count(k, vocab)
-    chunk = rows_at_once(vocab, vocab)
-    result: list[TokenLogprobs] = []
-    for start in range(0, len(next_token_ids), chunk):
-        part = logits[start : start + chunk].float().contiguous()
-        tokens = upload(next_token_ids[start : start + chunk], torch.int64, logits.device)
-        result += gather_logprobs(part, tokens, count).to_host([count] * len(tokens))
-    return result
+
+    __slots__ = ("_bytes", "_copied", "_entries", "_parts")
+
+    def __init__(self) -> None:
+        self._entries: dict[int, list[TokenLogprobs]] = {}
+        self._parts: list[tuple[int, int, LogprobsTensors]] = []  # row, how many alternatives, on the host once copied
+        self._bytes = 0
+        self._copied: torch.cuda.Event | None = None
+
+    @torch.inference_mode()
+    def add(self, row: int, logits: torch.Tensor, next_token_ids: Sequence[int], k: int) -> None:
+        """For the next positions of ``row``: how probable next_token_ids[i] was after position i, and the k best (-1: all).
+
+        logits: float32 [P, V]; P = len(next_token_ids), else ValueError. The memory it adds on the device does not grow with P.
+        """
+        if len(next_token_ids) != logits.shape[0]:
+            raise ValueError(f"prompt_logprobs: {logits.shape[0]} rows of logits for {len(next_token_ids)} tokens; they must pair up.")
+        vocab = logits.shape[1]
+        count, size = resolve_count(k, vocab), rows_at_once(vocab, vocab)
+        for start in range(0, len(next_token_ids), size):
+            part = logits[start : start + size].float().contiguous()
+            tokens = upload(next_token_ids[start : start + size], torch.int64, logits.device)
+            self._send(row, count, gather_logprobs(part, tokens, count))
+
+    def to_host(self) -> dict[int, list[TokenLogprobs]]:
+        """Row → one entry per position, in order. Waits for the device."""
+        self._unpack()
+        return self._entries
+
+    def _send(self, row: int, count: int, found: LogprobsTensors) -> None:
+        if self._bytes + found.nbytes > HOST_BYTES:
+            self._unpack()
+        self._bytes += found.nbytes
+        self._parts.append((row, count, found.start_copy()))
+        if found.ids.is_cuda:
+            self._copied = self._copied or torch.cuda.Event()
+            self._copied.record()
+
+    def _unpack(self) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()
+        for row, count, found in self._parts:
+            self._entries.setdefault(row, []).extend(found.to_host([count] * len(found.ranks)))
+        self._parts.clear()
+        self._bytes = 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo.sampling import logprobs as module
-from octavo.sampling.logprobs import LEAST_LOGPROB, prompt_logprobs
+from octavo.sampling.logprobs import LEAST_LOGPROB, PromptLogprobs
 from octavo.types import TokenLogprobs
 
 from .helpers import make_sampler, random_logits, row_init
@@ -20,6 +20,12 @@ def check(entry: TokenLogprobs, logits: torch.Tensor, token: int, count: int) ->
     assert entry.token_ids == [token] + order[:count]
     assert entry.rank == order.index(token) + 1
     assert torch.allclose(torch.tensor(entry.logprobs).double(), truth[entry.token_ids], atol=1e-5)
+
+
+def prompt_logprobs(logits: torch.Tensor, tokens: list[int], k: int) -> list[TokenLogprobs]:
+    found = PromptLogprobs()
+    found.add(7, logits, tokens, k)
+    return found.to_host().get(7, [])
 
 
 @pytest.mark.parametrize(
@@ -56,6 +62,31 @@ def test_prompt_logprobs(k, monkeypatch):
         check(whole[i], logits[i], tokens[i], 64 if k == -1 else k)
     monkeypatch.setattr(module, "_CHUNK_ELEMENTS", 64 * 7)
     assert prompt_logprobs(logits, tokens, k) == whole
+
+
+def test_prompts_of_a_step_share_a_bounded_way_to_the_host(monkeypatch):
+    """What is on its way never exceeds the bound by more than a piece, and comes out as it would without one."""
+    most, sent = 0, PromptLogprobs._send
+
+    def watched(self, *piece):
+        nonlocal most
+        sent(self, *piece)
+        most = max(most, sum(part.nbytes for _, _, part in self._parts))
+
+    monkeypatch.setattr(PromptLogprobs, "_send", watched)
+    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", 64 * 4)
+    calls = [(row, random_logits(size, 64, row), list(range(size)), k) for row, size, k in [(3, 9, -1), (5, 10, 2), (3, 7, -1), (4, 1, 0)]]
+    results = []
+    for bound in (2**28, 9000, 1):
+        monkeypatch.setattr(module, "HOST_BYTES", bound)
+        most, found = 0, PromptLogprobs()
+        for call in calls:
+            found.add(*call)
+        results.append(found.to_host())
+        piece = 4 * (65 * 12 + 8)
+        assert piece <= most <= max(bound, piece)
+    assert results[0] == results[1] == results[2]
+    assert {row: len(entries) for row, entries in results[0].items()} == {3: 16, 5: 10, 4: 1}
 
 
 def test_prompt_logprobs_of_nothing_and_of_unpaired():
