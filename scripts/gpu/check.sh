@@ -33,7 +33,9 @@ start rows $kernels/test_triton_rows.py $kernels/test_triton_elementwise.py $ker
 start sampling $kernels/test_triton_sampling.py $kernels/test_token_bitmask.py
 start engine tests/e2e/test_gpu_engine.py
 start bfloat16 tests/e2e/test_bfloat16.py
-start syncs tests/e2e/test_gpu_syncs.py
+others="chunks or swapped or recomputed or means or states or encoder"
+start syncs tests/e2e/test_gpu_syncs.py -k "not ($others)"
+start syncs_others tests/e2e/test_gpu_syncs.py -k "$others"
 start swap tests/executor/test_swap.py
 start embeddings tests/e2e/test_gpu_embeddings.py
 start weights tests/weights/test_streaming.py

@@ -74,6 +74,11 @@ def _pooled(plan: StepPlan) -> Any:
     return any(a.pooling_ends for a in plan.advances)
 
 
+def _words_of(most: int) -> Callable[[StepPlan], Any]:
+    """A step with bad words, of which the longest has so many tokens."""
+    return lambda plan: max((len(word) for init in plan.row_inits for word in init.params.bad_words_token_ids), default=0) == most
+
+
 CASES: dict[str, Case] = {
     "greedy": Case(({"temperature": 0.0},)),
     "drawn": Case(({"temperature": 0.8},)),
@@ -82,12 +87,11 @@ CASES: dict[str, Case] = {
     "logprobs before penalties": Case(({"logprobs": 3, "presence_penalty": 0.5}, {"logprobs": 0, "min_tokens": 2}, {"temperature": 0.8})),
     "penalties": Case(({"presence_penalty": 0.5, "repetition_penalty": 1.2}, {"temperature": 0.0}, {"frequency_penalty": 0.5})),
     "lists": Case(({"logit_bias": {5: 2.0}}, {"allowed_token_ids": list(range(100))}, {"min_tokens": 3, "stop_token_ids": [7]})),
-    "bad words": Case(({"bad_words": ["a"]}, {"temperature": 0.0}, {"bad_words": ["b", "c"]})),
-    "bad words of several tokens": Case(({"bad_words": ["ab", "a"]}, {"temperature": 0.0}, {"bad_words": ["longer"]}, {"bad_words": ["b"]})),
-    "prompt logprobs": Case(({"prompt_logprobs": 2}, {"prompt_logprobs": 0, "logprobs": 1}, {"temperature": 0.0}), holds=(_scored,)),
-    "prompt logprobs in chunks": Case(
-        ({"prompt_logprobs": 1, "temperature": 0.0},), {"max_num_batched_tokens": 600}, (3000, 40, 1500, 9), holds=(_scored_alone,)
+    "bad words": Case(({"bad_words": ["a"]}, {"temperature": 0.0}), holds=(_words_of(1),)),
+    "bad words of several tokens": Case(
+        ({"bad_words": ["ab", "a"]}, {"bad_words": ["longer"]}, {"bad_words": ["b"]}), holds=(_words_of(7),)
     ),
+    "prompt logprobs": Case(({"prompt_logprobs": 2}, {"prompt_logprobs": 0, "logprobs": 1}, {"temperature": 0.0}), holds=(_scored,)),
     "grammars": Case(
         ({"temperature": 0.0, "structured_outputs": LETTERS}, {"temperature": 0.8}), max_tokens=9, holds=(_masked, _masked_decodes)
     ),
@@ -97,6 +101,9 @@ CASES: dict[str, Case] = {
         holds=(_masked, _masked_decodes),
     ),
     "forks": Case(({"n": 3}, {"n": 2, "temperature": 0.8, "repetition_penalty": 1.2}, {"temperature": 0.0}), holds=(_copies,)),
+    "prompt logprobs in chunks": Case(
+        ({"prompt_logprobs": 1, "temperature": 0.0},), {"max_num_batched_tokens": 600}, (3000, 40, 1500, 9), holds=(_scored_alone,)
+    ),
     "swapped": Case(
         ({"temperature": 0.0}, {"temperature": 0.8, "repetition_penalty": 1.2, "bad_words": ["ab"]}),
         FEW_BLOCKS | {"swap_space": 0.25},
@@ -117,8 +124,13 @@ CASES: dict[str, Case] = {
 
 
 def make_model(folder: Path) -> Path:
-    """A small Qwen3 with a byte tokenizer and sizes that a GPU's kernels take; returns ``folder``."""
+    """A small Qwen3 of sizes that a GPU's kernels take; returns ``folder``. Its tokens are bytes, and " a": a word of one token."""
     make_tiny_model(folder)
+    tokenizer = folder / "tokenizer.json"
+    data = json.loads(tokenizer.read_text())
+    data["model"]["vocab"]["Ġa"] = 258
+    data["model"]["merges"].append(["Ġ", "a"])
+    tokenizer.write_text(json.dumps(data))
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | SIZES))
     return folder

@@ -1,8 +1,11 @@
-"""The host never waits for the GPU while it submits a step, of whatever mixture: PyTorch raises where an operation would."""
+"""The host never waits for the GPU while it submits a step, of whatever mixture: PyTorch raises where an operation would.
+
+tests/executor/test_no_waits.py runs the same requests where there is no GPU.
+"""
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,53 +18,80 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-SIZES: dict[str, Any] = dict(
-    vocab_size=2048, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    head_dim=64, max_position_embeddings=8192,
-)  # fmt: skip
-MIXTURES: dict[str, list[dict[str, Any]]] = {
-    "greedy": [{"temperature": 0.0}],
-    "drawn": [{"temperature": 0.8}],
-    "truncated": [{"temperature": 0.8, "top_p": 0.9, "top_k": 50}, {"temperature": 1.0, "min_p": 0.1}],
-    "logprobs": [{"temperature": 0.0, "logprobs": 3}, {"temperature": 0.8}],
-    "penalties": [{"presence_penalty": 0.5, "repetition_penalty": 1.2}, {"temperature": 0.0}],
-    "lists": [{"logit_bias": {5: 2.0}}, {"allowed_token_ids": list(range(100))}, {"min_tokens": 3}],
-}
+from octavo.types import StepPlan  # noqa: E402
+from tests.e2e import mixtures  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    transformers = pytest.importorskip("transformers")
-    from octavo import LLM
+def make_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[mixtures.Case], Any]]:
+    """The case's LLM; cases that come one after another and want the same settings share it."""
+    folder = mixtures.make_model(tmp_path_factory.mktemp("models") / "qwen3")
+    held: dict[str, Any] = {}
 
-    folder = Path(tmp_path_factory.mktemp("qwen3"))
-    transformers.AutoModelForCausalLM.from_config(transformers.Qwen3Config(**SIZES)).save_pretrained(folder)
-    settings: dict[str, Any] = dict(device="cuda", dtype="bfloat16", skip_tokenizer_init=True, max_model_len=8192, max_num_seqs=32)
-    return LLM(model=str(folder), kv_cache_memory=256 * 2**20, enable_prefix_caching=False, **settings)
+    def make(case: mixtures.Case) -> Any:
+        key = repr((case.settings, case.pooling))
+        if key not in held:
+            close()
+            held[key] = mixtures.make_llm(folder, case, device="cuda", dtype="bfloat16")
+        return held[key]
+
+    def close() -> None:
+        for llm in held.values():
+            llm.shutdown()
+        held.clear()
+
+    yield make
+    close()
 
 
-@pytest.mark.parametrize("mixture", MIXTURES)
-def test_no_step_makes_the_host_wait(llm: Any, mixture: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from octavo import SamplingParams
+def watched(executor: Any, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
+    """The plans that the executor will get; from now on, both halves of a step raise where they would wait."""
+    plans: list[StepPlan] = []
 
-    rng = random.Random(3)
-    lengths = [5, 40, 3000, 17, 200, 9, 1500, 64, 300, 30, 30, 30]  # prompts that graphs hold, and one that they don't
-    prompts = [{"prompt_token_ids": [rng.randrange(10, 2000) for _ in range(n)]} for n in lengths]
-    options = MIXTURES[mixture]
-    params = [SamplingParams(max_tokens=4 + i, ignore_eos=True, detokenize=False, **options[i % len(options)]) for i in range(len(lengths))]
-    for _ in range(3):  # compile, capture
-        llm.generate(prompts, params, use_tqdm=False)
+    def raising(function: Callable[[Any], None]) -> Callable[[Any], None]:
+        def call(argument: Any) -> None:
+            if isinstance(argument, StepPlan):
+                plans.append(argument)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                function(argument)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        return call
+
     torch.cuda.synchronize()
-    submit, steps = llm.executor.submit, []
+    for half in ("submit", "sample"):
+        if hasattr(executor, half):
+            monkeypatch.setattr(executor, half, raising(getattr(executor, half)))
+    return plans
 
-    def watched(plan: Any) -> None:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            submit(plan)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        steps.append(plan.num_tokens)
 
-    monkeypatch.setattr(llm.executor, "submit", watched)
-    llm.generate(prompts, params, use_tqdm=False)
-    assert len(steps) > 5 and max(steps) > 2048
+@pytest.mark.parametrize("name", mixtures.CASES)
+def test_no_step_makes_the_host_wait(make_llm: Callable[[mixtures.Case], Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = mixtures.CASES[name]
+    llm = make_llm(case)
+    for _ in range(3):  # compile, capture
+        mixtures.run(llm, case)
+    plans = watched(llm.executor, monkeypatch)
+    mixtures.run(llm, case)
+    mixtures.check(case, plans)
+
+
+@pytest.mark.parametrize("kind", ["mean", "cls"])
+def test_nor_does_an_encoder(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = mixtures.make_encoder_llm(tmp_path, kind, device="cuda")
+    mixtures.run_encoder(llm)
+    plans = watched(llm.executor, monkeypatch)
+    mixtures.run_encoder(llm)
+    assert len(plans) > 2
+
+
+def test_what_waits_raises() -> None:
+    numbers, index = torch.zeros(5, device="cuda"), torch.zeros(2, dtype=torch.int64, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            numbers[index] = 1.0
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

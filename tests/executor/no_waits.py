@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from octavo.attention.base import AttentionBackend
 from octavo.types import StepPlan, TokenMasks
 
 aten = torch.ops.aten
@@ -165,14 +166,13 @@ def _lent_guard() -> Iterator[None]:
 class Shadow:
     """A model runner of the same sizes as an LLM's on the CPU, on a pretended GPU, which runs the same plans. Use in ``pretended_gpu``."""
 
-    def __init__(self, llm: Any, fake: FakeTensorMode) -> None:
-        from octavo.attention.triton import TritonAttention
+    def __init__(self, llm: Any, fake: FakeTensorMode, backend: AttentionBackend) -> None:
         from octavo.executor.model_runner import ModelRunner
 
         executor, config = llm.executor, llm.config
         self.fake, self.waits, self.pending = fake, NoWaits(), None
         with fake, torch.no_grad():
-            model, backend = make_model(llm), TritonAttention(pdl=False)
+            model = make_model(llm)
             caches = [
                 backend.make_kv_cache(executor.num_blocks, config.block_size, s.num_kv_heads, s.head_dim, torch.bfloat16, GPU)
                 for s in model.attention_layers

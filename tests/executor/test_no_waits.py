@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,10 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or torch.version.cuda is not None, reason="needs PyTorch without CUDA; elsewhere test_gpu_syncs.py is it"
 )
 
+from octavo.attention import flash_attention  # noqa: E402
+from octavo.attention.triton import TritonAttention  # noqa: E402
+from octavo.kernels import flash_attention_3  # noqa: E402
+from octavo.kernels.token_bitmask import apply_token_bitmask_reference  # noqa: E402
 from octavo.kernels.upload import upload  # noqa: E402
 from octavo.types import StepPlan  # noqa: E402
 from tests.e2e import mixtures  # noqa: E402
@@ -64,11 +69,33 @@ def test_no_step_makes_the_host_wait(fake: Any, folder: Path, name: str, monkeyp
     case = mixtures.CASES[name]
     llm = mixtures.make_llm(folder, case, device="cpu", dtype="float32")
     try:
-        plans = followed(llm.executor, Shadow(llm, fake), monkeypatch)
+        plans = followed(llm.executor, Shadow(llm, fake, TritonAttention(pdl=False)), monkeypatch)
         mixtures.run(llm, case)
         mixtures.check(case, plans)
     finally:
         llm.shutdown()
+
+
+@pytest.mark.parametrize("decode", ["triton", "fa3"])
+def test_nor_does_the_host_part_of_flash_attention(fake: Any, folder: Path, decode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library itself is not there."""
+    schedules, calls = [], []
+    operators = SimpleNamespace(
+        get_scheduler_metadata=lambda **given: schedules.append(given) or torch.empty(8, dtype=torch.int32, device=GPU),
+        fwd=lambda *tensors, **given: calls.append(given),
+    )
+    monkeypatch.setattr(flash_attention, "library", lambda: operators)
+    monkeypatch.setattr(flash_attention_3, "library", lambda: operators)
+    case = mixtures.CASES["prompt logprobs"]
+    llm = mixtures.make_llm(folder, case, device="cpu", dtype="float32")
+    try:
+        plans = followed(llm.executor, Shadow(llm, fake, flash_attention.FlashAttention(decode, pdl=False)), monkeypatch)
+        mixtures.run(llm, case)
+    finally:
+        llm.shutdown()
+    assert len(calls) == 2 * len(schedules), "a schedule for the layers of a step"
+    decodes = sum(any(a.count == 1 for a in plan.advances) for plan in plans) if decode == "fa3" else 0
+    assert len(schedules) == decodes + sum(any(a.count > 1 for a in plan.advances) for plan in plans) > 0
 
 
 @pytest.mark.parametrize("kind", ["mean", "cls"])
@@ -77,6 +104,13 @@ def test_nor_does_an_encoder(fake: Any, tmp_path: Path, kind: str, monkeypatch: 
     plans = followed(llm.executor, EncoderShadow(llm, fake), monkeypatch)
     mixtures.run_encoder(llm)
     assert len(plans) > 2
+
+
+def test_nor_does_the_reference_of_a_kernel_that_steps_skip_here(fake: Any) -> None:
+    """It is what devices without the kernel run, and what the kernel's tests compare with."""
+    with fake, NoWaits():
+        logits, bits = torch.zeros(5, 100, device=GPU), torch.zeros(2, 2, dtype=torch.int32, device=GPU)
+        apply_token_bitmask_reference(logits, bits, torch.zeros(2, dtype=torch.int64, device=GPU))
 
 
 TABLE = np.arange(8)
@@ -132,4 +166,7 @@ def test_mistakes_are_seen(fake: Any, what: str, inference: bool) -> None:
             return
         with pytest.raises((HostWaits, RuntimeError)) as caught:
             MISTAKES[what](x, i)
-    assert isinstance(caught.value, HostWaits) or type(caught.value).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException")
+    assert isinstance(caught.value, HostWaits) or type(caught.value).__name__ in (
+        "DataDependentOutputException",
+        "DynamicOutputShapeException",
+    )
