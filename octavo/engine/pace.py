@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from octavo.engine.cost_model import CostModel, StepWork
-from octavo.executor.step_sizes import filling_tokens
+from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, MAX_PROMPTS, filling_tokens
 
 SLO_SHARE = 0.9  # predictions err by some percent, and the token has a way to go to its reader
 CALM_SHARE = 2.0
@@ -52,11 +52,18 @@ class PaceRule:
     itl_slo_s: float | None = None
 
 
-# CUDA graphs hold steps of up to 2,048 prompt tokens in 8 prompts (executor/step_graphs.py); others are launched kernel by
-# kernel, which costs the host some milliseconds. On a CPU a token of a small model's prompt takes about a millisecond.
+# Where steps are captured, beside decodes only what a graph holds is taken on: other steps are launched kernel by kernel, which costs
+# the host some milliseconds. On a CPU a token of a small model's prompt takes about a millisecond.
 RULES = {
     "cuda": PaceRule(
-        calm_s=0.010, patience_s=0.025, crowd_s=0.150, minimal=64, untried=512, most_tokens=2048, most_prompts=8, captured=True
+        calm_s=0.010,
+        patience_s=0.025,
+        crowd_s=0.150,
+        minimal=64,
+        untried=512,
+        most_tokens=GRAPH_PROMPT_TOKENS,
+        most_prompts=MAX_PROMPTS,
+        captured=True,
     ),
     "cpu": PaceRule(calm_s=0.050, patience_s=0.150, crowd_s=0.200, minimal=16, untried=64, most_tokens=NO_LIMIT, most_prompts=NO_LIMIT),
 }

@@ -198,8 +198,8 @@ def _pretend(gpu: Gpu) -> None:
 
 def steps(request: dict[str, Any], gpu: Gpu) -> list[tuple[bool, Callable[[], Any]]]:
     """(needed for the first answer, something to run) in order."""
-    from octavo.executor.step_graphs import LOGITS, MAX_PROMPTS
-    from octavo.executor.step_sizes import prompt_sizes
+    from octavo.executor.step_graphs import LOGITS
+    from octavo.executor.step_sizes import MAX_PROMPTS, prompt_sizes
     from octavo.sampling.sampler import GREEDY, RANDOM, TRUNCATED
 
     runner = make_runner(request, gpu)

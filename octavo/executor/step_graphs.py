@@ -26,7 +26,7 @@ import torch
 
 from octavo.attention.base import AttentionMetadata, ForwardContext
 from octavo.executor.graph_pool import GraphPool, round_up
-from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, decode_sizes, mixed_decodes, prompt_sizes
+from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, MAX_PROMPTS, decode_sizes, mixed_decodes, prompt_sizes
 from octavo.kernels.token_bitmask import apply_token_bitmask
 from octavo.kernels.upload import upload
 from octavo.sampling.sampler import GREEDY, RANDOM, TRUNCATED
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from octavo.executor.model_runner import ModelRunner
 
 LOGITS = "logits"  # stop after the logits: the sampler goes on eagerly (penalties, masks, log-probabilities …)
-MAX_PROMPTS = 8
 AHEAD_TOKENS = 1024  # prompt tokens of steps that are captured before they are asked for
 
 

@@ -18,6 +18,7 @@ from functools import cache
 # Decodes alone. Products of 65 to 128 rows take as long as of 128, and of 193 to 256 often longer than of 256 (cuBLAS on an H200).
 DECODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 160, 192, 256, 320, 384, 512, 640, 768, 896)
 GRAPH_PROMPT_TOKENS = 2048  # most prompt tokens of a captured step
+MAX_PROMPTS = 8  # most prompts of one
 MIXED_DECODES = (0, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
 STEP_ROWS = (16, 64, 128, 256, 384, 512, 640, 768, *range(1024, 1 << 14, 256))
 LONG = 512  # steps that no graph holds are so long that a finer measure is of no use
