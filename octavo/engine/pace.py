@@ -125,9 +125,10 @@ class Room:
 class Pace:
     """The rule at work: holds the cost model, and says how much each step may take on."""
 
-    def __init__(self, token_budget: int, rule: PaceRule | None, learns: bool = False) -> None:
+    def __init__(self, token_budget: int, rule: PaceRule | None, *, max_num_seqs: int, learns: bool = False) -> None:
         """Without a rule the token budget is the only bound. ``learns``: the cost model is wanted all the same."""
         self.token_budget = token_budget
+        self.max_num_seqs = max_num_seqs
         self.rule = rule
         self.learns = learns or rule is not None
         self.costs = CostModel()
@@ -152,7 +153,7 @@ class Pace:
         most = min(left, costs.tokens_within(limit - decodes_s, line.start), max(rule.untried, 2 * costs.most_tokens))
         if not crowded:
             most = min(most, rule.most_tokens)
-        full = filling_tokens(work.decodes, int(most)) if rule.captured else 0
+        full = filling_tokens(work.decodes, int(most), self.max_num_seqs) if rule.captured else 0
         tokens = max(full or even(int(most), crowded), min(rule.minimal, left))
         return Room(costs, tokens, NO_LIMIT if crowded else rule.most_prompts, limit - decodes_s, rule.minimal)
 

@@ -40,15 +40,20 @@ def mixed_decodes(max_rows: int) -> list[int]:
 
 
 @cache
+def _filling(decodes: int) -> tuple[int, ...]:
+    """The prompt tokens that fill tiles beside ``decodes``, which are padded already."""
+    return tuple((rows - decodes) // MULTIPLE * MULTIPLE for rows in STEP_ROWS if rows - decodes >= MULTIPLE)
+
+
+@cache
 def prompt_sizes(decodes: int) -> tuple[int, ...]:
     """To what prompt tokens beside ``decodes``, which are padded already, are padded; the last is GRAPH_PROMPT_TOKENS."""
-    filling = ((rows - decodes) // MULTIPLE * MULTIPLE for rows in STEP_ROWS if rows - decodes >= MULTIPLE)
-    return tuple(sorted({GRAPH_PROMPT_TOKENS, *(min(size, GRAPH_PROMPT_TOKENS) for size in filling)}))
+    return tuple(sorted({GRAPH_PROMPT_TOKENS, *(min(size, GRAPH_PROMPT_TOKENS) for size in _filling(decodes))}))
 
 
-def filling_tokens(decodes: int, tokens: int) -> int:
+def filling_tokens(decodes: int, tokens: int, max_rows: int) -> int:
     """The most prompt tokens, at most ``tokens``, that make a full step of one of the sizes with ``decodes``; 0 if none do."""
-    padded = next((s for s in MIXED_DECODES if s >= decodes), decodes)
+    padded = next((s for s in mixed_decodes(max_rows) if s >= decodes), decodes)
     if tokens > GRAPH_PROMPT_TOKENS:
         return max(0, (padded + tokens) // LONG * LONG - padded)
-    return max((rows - padded for rows in STEP_ROWS if 0 < rows - padded <= tokens), default=0)
+    return max((size for size in _filling(padded) if size <= tokens), default=0)

@@ -39,15 +39,17 @@ def test_steps_fill_tiles_of_rows(padded: int) -> None:
 
 def test_filling_tokens_are_the_most_that_waste_nothing() -> None:
     rng = random.Random(1)
-    for _ in range(2000):
+    for _ in range(3000):
         decodes, tokens = rng.randint(0, 1024), rng.choice((rng.randint(-5, 200), rng.randint(1, 8192)))
-        count = filling_tokens(decodes, tokens)
-        padded = next(s for s in MIXED_DECODES if s >= decodes)
+        max_rows = rng.choice((1024, 2000, decodes or 1, decodes + rng.randint(1, 100)))
+        count = filling_tokens(decodes, tokens, max_rows)
+        padded = next(s for s in mixed_decodes(max_rows) if s >= decodes)
+        full = [(rows - padded) // 16 * 16 for rows in STEP_ROWS]
         assert 0 <= count <= max(0, tokens)
         if tokens > GRAPH_PROMPT_TOKENS:
             assert (padded + count) % 512 == 0 and tokens - count < 512
         elif count:
-            assert padded + count in STEP_ROWS and count in prompt_sizes(padded)
-            assert not any(count < rows - padded <= tokens for rows in STEP_ROWS)
+            assert count in full and count in prompt_sizes(padded)
+            assert not any(count < size <= tokens for size in full)
         else:
-            assert not any(0 < rows - padded <= tokens for rows in STEP_ROWS)
+            assert not any(0 < size <= tokens for size in full)
