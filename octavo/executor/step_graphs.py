@@ -26,7 +26,7 @@ import torch
 
 from octavo.attention.base import AttentionMetadata, ForwardContext
 from octavo.executor.graph_pool import GraphPool, round_up
-from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, MAX_PROMPTS, decode_sizes, mixed_decodes, prompt_sizes
+from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, MAX_PROMPTS, askable_sizes, decode_sizes, mixed_decodes, prompt_sizes
 from octavo.kernels.token_bitmask import apply_token_bitmask
 from octavo.kernels.upload import upload
 from octavo.sampling.sampler import GREEDY, RANDOM, TRUNCATED
@@ -42,8 +42,10 @@ AHEAD_TOKENS = 1024  # prompt tokens of steps that are captured before they are 
 class StepGraphs:
     """The captured steps of one model runner, on its device and current stream."""
 
-    def __init__(self, runner: ModelRunner, max_rows: int) -> None:
+    def __init__(self, runner: ModelRunner, max_rows: int, token_budget: int | None = None) -> None:
+        """``token_budget``: no step of more tokens will be asked for."""
         self.runner = runner
+        self.token_budget = token_budget
         self.pool = GraphPool(runner.rows)
         self.spare_row = max_rows
         device = runner.device
@@ -101,9 +103,15 @@ class StepGraphs:
                     for bucket in (s for s in self.sizes if low < s <= high):
                         yield ("decode", bucket, mode), partial(self._decode_body, bucket, mode)
                     for decodes in (s for s in self.mixed_sizes if low < s <= high):
-                        for tokens in (s for s in prompt_sizes(decodes) if s <= AHEAD_TOKENS):
+                        for tokens in (s for s in self._askable(decodes) if s <= AHEAD_TOKENS):
                             sizes = (decodes, tokens, MAX_PROMPTS)
                             yield ("mixed", *sizes, mode), partial(self._mixed_body, *sizes, mode)
+
+    def _askable(self, decodes: int) -> list[int]:
+        """Sizes of prompts beside ``decodes`` that a step can have, whose memory ``run_largest`` has seen needed."""
+        max_rows = self.sizes[-1]
+        longest = min(MAX_PROMPTS, max_rows) * self.runner.max_model_len
+        return askable_sizes(decodes, max_rows, min(longest, GRAPH_PROMPT_TOKENS), self.token_budget)
 
     # -- decode steps -----------------------------------------------------------------------------------------------------
 

@@ -45,6 +45,15 @@ def _filling(decodes: int) -> tuple[int, ...]:
     return tuple((rows - decodes) // MULTIPLE * MULTIPLE for rows in STEP_ROWS if rows - decodes >= MULTIPLE)
 
 
+def askable_sizes(decodes: int, max_rows: int, most: int, token_budget: int | None) -> list[int]:
+    """Those of ``prompt_sizes`` beside ``decodes`` (one of ``mixed_decodes``) to which a step of at most ``token_budget`` tokens can be
+    padded, of them ``most`` of prompts."""
+    fewest = max((size + 1 for size in mixed_decodes(max_rows) if size < decodes), default=0)
+    left = most if token_budget is None else min(most, token_budget - fewest)
+    sizes = prompt_sizes(decodes)
+    return [size for size, smaller in zip(sizes, (0, *sizes)) if smaller < left]
+
+
 @cache
 def prompt_sizes(decodes: int) -> tuple[int, ...]:
     """To what prompt tokens beside ``decodes``, which are padded already, are padded; the last is GRAPH_PROMPT_TOKENS."""

@@ -10,6 +10,7 @@ from octavo.executor.step_sizes import (
     GRAPH_PROMPT_TOKENS,
     MIXED_DECODES,
     STEP_ROWS,
+    askable_sizes,
     decode_sizes,
     filling_tokens,
     mixed_decodes,
@@ -35,6 +36,18 @@ def test_steps_fill_tiles_of_rows(padded: int) -> None:
     for size in prompt_sizes(padded):
         assert -(padded + size) % 128 < 16 or padded + size < 128 or size == GRAPH_PROMPT_TOKENS
         assert padded not in MIXED_DECODES or (padded + size) % 128 == 0 or padded + size < 128 or size == GRAPH_PROMPT_TOKENS
+
+
+@pytest.mark.parametrize("budget", [1, 15, 16, 100, 257, 600, 2500, None])
+@pytest.mark.parametrize("most", [1, 40, 512, 2048])
+@pytest.mark.parametrize("max_rows", [1, 31, 100, 600])
+def test_askable_sizes_are_those_of_some_step(max_rows: int, most: int, budget: int | None) -> None:
+    padded, found = mixed_decodes(max_rows), set()
+    for decodes in range(max_rows + 1):
+        size = next(s for s in padded if s >= decodes)
+        for tokens in range(1, most + 1 if budget is None else min(most, budget - decodes) + 1):
+            found.add((size, next(s for s in prompt_sizes(size) if s >= tokens)))
+    assert found == {(size, tokens) for size in padded for tokens in askable_sizes(size, max_rows, most, budget)}
 
 
 def test_filling_tokens_are_the_most_that_waste_nothing() -> None:
