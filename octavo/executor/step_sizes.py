@@ -20,7 +20,7 @@ DECODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 160, 192, 256, 320, 384, 512, 64
 GRAPH_PROMPT_TOKENS = 2048  # most prompt tokens of a captured step
 MAX_PROMPTS = 8  # most prompts of one
 MIXED_DECODES = (0, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
-STEP_ROWS = (16, 64, 128, 256, 384, 512, 640, 768, *range(1024, 1 << 14, 256))
+STEP_ROWS = (16, 64, 128, 256, 384, 512, 768, *range(1024, 1 << 14, 512))
 LONG = 512  # steps that no graph holds are so long that a finer measure is of no use
 MULTIPLE = 16  # kernels are compiled apart for sizes that this divides
 
