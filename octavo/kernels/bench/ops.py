@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -42,7 +42,7 @@ def bench_embedding(rows: int, vocab: int = 151936, width: int = 4096) -> list[T
     return _beside_torch(f"embedding {rows}x{width}", both, 2 * rows * width * 2, equal(both[0][0](), both[1][0]()))
 
 
-def _beside_torch(name: str, both: list[list[Callable[[], object]]], num_bytes: float, check: Check) -> list[Timing]:
+def _beside_torch(name: str, both: Sequence[Sequence[Callable[[], object]]], num_bytes: float, check: Check) -> list[Timing]:
     """``both``: the calls of the kernel and of its reference."""
     ours, theirs = (time_graph(calls) for calls in both)
     return [Timing(f"{name} triton", ours, num_bytes, check=check), Timing(f"{name} torch", theirs, num_bytes)]

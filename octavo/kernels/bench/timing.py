@@ -6,7 +6,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -87,7 +87,7 @@ def copies_for(num_bytes: int, most: int = 64) -> int:
     return max(1, min(most, -(-COLD_BYTES // max(1, num_bytes))))
 
 
-def time_graph(calls: list[Callable[[], object]], rounds: int = 5, min_seconds: float = 2e-3) -> float:
+def time_graph(calls: Sequence[Callable[[], object]], rounds: int = 5, min_seconds: float = 2e-3) -> float:
     """Seconds a call, the median of ``rounds``: all calls captured one after another in one CUDA graph, replayed.
 
     Without a GPU (Triton's interpreter, which tests use) a few calls are made, and what they take says nothing.
@@ -116,7 +116,7 @@ def time_graph(calls: list[Callable[[], object]], rounds: int = 5, min_seconds: 
     return statistics.median(once(replays) for _ in range(rounds))
 
 
-def time_eager(calls: list[Callable[[], object]], rounds: int = 5) -> float:
+def time_eager(calls: Sequence[Callable[[], object]], rounds: int = 5) -> float:
     """Seconds a call with its launches, the median of ``rounds``: for what waits for the device, which no graph can hold."""
 
     def once() -> float:
