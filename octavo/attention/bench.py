@@ -156,7 +156,8 @@ def fa3(case: Case, step: Step) -> None:
         if "schedule" not in step.tasks:
             step.tasks["schedule"] = make_schedule(step.seq_lens, case.cache, step.block_tables, case.heads)
         options = {"schedule": step.tasks["schedule"]}
-    flash_attention_3(case.qkv, case.cache, step.block_tables, step.seq_lens, case.out, num_heads=case.heads, scale=case.scale, **options)
+    seqs = {"block_tables": step.block_tables, "seq_lens": step.seq_lens}
+    flash_attention_3(case.qkv, case.cache, case.out, 0, len(case.qkv), num_heads=case.heads, scale=case.scale, **seqs, **options)
 
 
 def measure(case: Case, label: str, run: Runner) -> Timing:

@@ -151,8 +151,8 @@ class Case:
 
         def run(layer: int) -> None:
             flash_attention_3(
-                self.qkv, self.cache, self.tables[layer], self.seq_lens, self.out,
-                num_heads=self.heads, scale=self.dim**-0.5, schedule=schedule,
+                self.qkv, self.cache, self.out, 0, len(self.lengths),
+                block_tables=self.tables[layer], seq_lens=self.seq_lens, num_heads=self.heads, scale=self.dim**-0.5, schedule=schedule,
             )  # fmt: skip
 
         return run
