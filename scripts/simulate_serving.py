@@ -23,11 +23,10 @@ from dataclasses import dataclass, replace
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from octavo.engine.pace import PaceRule, rule_for
-from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, decode_sizes, mixed_decodes, prompt_sizes
+from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, MAX_PROMPTS, decode_sizes, mixed_decodes, prompt_sizes
 from octavo.types import StepPlan
 from tests.engine.simulator import MS, Load, Measured, at, simulate
 
-GRAPH_PROMPTS = 8  # of a captured step: executor/step_graphs.py, which would bring torch with it
 MAX_ROWS = 1024
 DECODE_SIZES = decode_sizes(MAX_ROWS)
 TILE = 128  # rows that a product computes together
@@ -63,7 +62,7 @@ class Gpu:
     tiled: float = 0.8
     host: float = 0.3 * MS
     host_eager: float = 8 * MS  # besides, to launch a step that no graph holds
-    graph_prompts: int = GRAPH_PROMPTS
+    graph_prompts: int = MAX_PROMPTS
     corrections: tuple[tuple[float, ...], ...] = ()  # see ``corrected``
     kind: str = "cuda"
     steps_ahead: int = 1

@@ -58,8 +58,10 @@ class FlashAttention(TritonAttention):
         if isinstance(plan, DecodePlan):
             super().decode(qkv, layer, cache, m, plan, out, new, fresh)
             return
-        n = m.num_decodes
-        self._attend(qkv[:n], layer, cache, m, slice(0, n), out[:n], schedule=plan)
+        n, tasks = m.num_decodes, m.extra[EXTRA]
+        if "fa3 decodes" not in tasks:
+            tasks["fa3 decodes"] = self._seqs(m, 0, n)
+        self._attend(qkv, layer, cache, out, 0, n, schedule=plan, **tasks["fa3 decodes"])
         # padding: nothing says what FA3 leaves in the rows of empty sequences
         out[:n].masked_fill_((m.seq_lens[:n] == 0).unsqueeze(1), 0.0)
 
@@ -68,25 +70,30 @@ class FlashAttention(TritonAttention):
         if not covers(layer.head_dim, qkv.dtype, layer.logit_soft_cap) or cache.dtype != qkv.dtype:
             super().extend(qkv, layer, cache, m, out)
             return
-        first, last = m.num_decodes, m.num_tokens
-        tasks = m.extra[EXTRA]
-        if "fa3 starts" not in tasks:
-            tasks["fa3 starts"] = m.query_start[first:] - m.query_start[first] if first else m.query_start
-        seqs, chunks = slice(first, m.num_seqs), {"query_start": tasks["fa3 starts"], "max_query_len": m.max_query_len}
+        tasks, first = m.extra[EXTRA], m.num_decodes
+        if "fa3 prompts" not in tasks:  # once a step: making a view takes the host as long as a launch
+            starts = m.query_start[first:] - m.query_start[first] if first else m.query_start
+            tasks["fa3 prompts"] = self._seqs(m, first, m.num_seqs) | {"query_start": starts, "max_query_len": m.max_query_len}
+        seqs = tasks["fa3 prompts"]
         key = ("fa3 prompts", layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.sliding_window)
         if key not in tasks:
-            tasks[key] = make_schedule(m.seq_lens[seqs], cache, m.block_tables, layer.num_heads, layer.sliding_window, **chunks)
-        self._attend(qkv[first:last], layer, cache, m, seqs, out[first:last], schedule=tasks[key], **chunks)
+            chunks = {name: seqs[name] for name in ("query_start", "max_query_len")}
+            tasks[key] = make_schedule(seqs["seq_lens"], cache, m.block_tables, layer.num_heads, layer.sliding_window, **chunks)
+        self._attend(qkv, layer, cache, out, first, m.num_tokens, schedule=tasks[key], **seqs)
 
+    @staticmethod
+    def _seqs(m: AttentionMetadata, first: int, last: int) -> dict[str, Any]:
+        """Sequences ``first`` to ``last`` as ``flash_attention_3`` takes them."""
+        index = m.extra.get("row_index")
+        tables = m.block_tables[first:last] if index is None else m.block_tables
+        rows = None if index is None else index[first:last].to(torch.int32)
+        return {"seq_lens": m.seq_lens[first:last], "block_tables": tables, "row_index": rows}
+
+    @staticmethod
     def _attend(
-        self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, seqs: slice, out: torch.Tensor,
-        **options: Any,
-    ) -> None:  # fmt: skip
-        index, tasks = m.extra.get("row_index"), m.extra[EXTRA]
-        if index is not None and "fa3 rows" not in tasks:
-            tasks["fa3 rows"] = index.to(torch.int32)  # once a step
+        qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, out: torch.Tensor, first: int, last: int, **options: Any
+    ) -> None:
+        """Tokens ``first`` to ``last``."""
         flash_attention_3(
-            qkv, cache, m.block_tables[seqs] if index is None else m.block_tables, m.seq_lens[seqs], out,
-            num_heads=layer.num_heads, scale=layer.scale, window=layer.sliding_window,
-            row_index=None if index is None else tasks["fa3 rows"][seqs], **options,
+            qkv, cache, out, first, last, num_heads=layer.num_heads, scale=layer.scale, window=layer.sliding_window, **options
         )  # fmt: skip

@@ -98,7 +98,7 @@ class TritonAttention:
         fresh = len(metadata.extra[EXTRA]) > planned
         decodes_only = metadata.num_decodes == metadata.num_seqs  # beside prompts write_kv is launched anyway
         fused = isinstance(plan, DecodePlan) and decodes_only and metadata.num_decodes <= self._fused_write
-        self._write(qkv, layer, kv_cache, metadata, slice(metadata.num_decodes if fused else 0, metadata.num_tokens))
+        self._write(qkv, layer, kv_cache, metadata, metadata.num_decodes if fused else 0)
         out = qkv.new_empty(qkv.shape[0], layer.num_heads * layer.head_dim)
         if plan is not None:
             new = self._new_tokens(layer, metadata) if fused else None
@@ -151,9 +151,13 @@ class TritonAttention:
             window=layer.sliding_window, soft_cap=layer.logit_soft_cap, config=config,
         )  # fmt: skip
 
-    def _write(self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, tokens: slice) -> None:
+    def _write(self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, first: int) -> None:
+        """Of the tokens from ``first`` on."""
+        positions, slots = m.positions, m.slots
+        if first or len(positions) > m.num_tokens:  # slicing takes the host as long as a launch
+            qkv, positions, slots = qkv[first:], positions[first : m.num_tokens], slots[first : m.num_tokens]
         write_kv(
-            qkv[tokens.start :], cache, m.positions[tokens], m.slots[tokens],
+            qkv, cache, positions, slots,
             layer.num_heads, layer.num_kv_heads, layer.rope_cos_sin, layer.rope_interleaved,
             layer.q_norm, layer.k_norm, layer.norm_eps, pdl=self._use_pdl(qkv.device),
         )  # fmt: skip

@@ -37,7 +37,7 @@ def _runs(module: str) -> bool:
 
 
 def run(names: Sequence[str]) -> int:
-    """Run those named, or all that this machine can. Status 1 if one failed."""
+    """Run those named, or all that this machine can. Status 1 if one failed, or found a wrong result."""
     known = find()
     for name in names:
         if name not in known:
@@ -51,7 +51,7 @@ def run(names: Sequence[str]) -> int:
     for name in chosen:
         print(f"== {name}", flush=True)
         if subprocess.run([sys.executable, "-m", known[name]]).returncode:
-            print(f"octavo: error: the kernel benchmark {name} failed", file=sys.stderr, flush=True)
+            print(f"octavo: error: the kernel benchmark {name} failed, or found a wrong result", file=sys.stderr, flush=True)
             status = 1
     return status
 

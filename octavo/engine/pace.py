@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from octavo.engine.cost_model import CostModel, StepWork
-from octavo.executor.step_sizes import filling_tokens
+from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, MAX_PROMPTS, filling_tokens
 
 SLO_SHARE = 0.9  # predictions err by some percent, and the token has a way to go to its reader
 CALM_SHARE = 2.0
@@ -52,11 +52,18 @@ class PaceRule:
     itl_slo_s: float | None = None
 
 
-# CUDA graphs hold steps of up to 2,048 prompt tokens in 8 prompts (executor/step_graphs.py); others are launched kernel by
-# kernel, which costs the host some milliseconds. On a CPU a token of a small model's prompt takes about a millisecond.
+# Where steps are captured, beside decodes only what a graph holds is taken on: other steps are launched kernel by kernel, which costs
+# the host some milliseconds. On a CPU a token of a small model's prompt takes about a millisecond.
 RULES = {
     "cuda": PaceRule(
-        calm_s=0.010, patience_s=0.025, crowd_s=0.150, minimal=64, untried=512, most_tokens=2048, most_prompts=8, captured=True
+        calm_s=0.010,
+        patience_s=0.025,
+        crowd_s=0.150,
+        minimal=64,
+        untried=512,
+        most_tokens=GRAPH_PROMPT_TOKENS,
+        most_prompts=MAX_PROMPTS,
+        captured=True,
     ),
     "cpu": PaceRule(calm_s=0.050, patience_s=0.150, crowd_s=0.200, minimal=16, untried=64, most_tokens=NO_LIMIT, most_prompts=NO_LIMIT),
 }
@@ -118,9 +125,10 @@ class Room:
 class Pace:
     """The rule at work: holds the cost model, and says how much each step may take on."""
 
-    def __init__(self, token_budget: int, rule: PaceRule | None, learns: bool = False) -> None:
+    def __init__(self, token_budget: int, rule: PaceRule | None, *, max_num_seqs: int, learns: bool = False) -> None:
         """Without a rule the token budget is the only bound. ``learns``: the cost model is wanted all the same."""
         self.token_budget = token_budget
+        self.max_num_seqs = max_num_seqs
         self.rule = rule
         self.learns = learns or rule is not None
         self.costs = CostModel()
@@ -145,7 +153,7 @@ class Pace:
         most = min(left, costs.tokens_within(limit - decodes_s, line.start), max(rule.untried, 2 * costs.most_tokens))
         if not crowded:
             most = min(most, rule.most_tokens)
-        full = filling_tokens(work.decodes, int(most)) if rule.captured else 0
+        full = filling_tokens(work.decodes, int(most), self.max_num_seqs) if rule.captured else 0
         tokens = max(full or even(int(most), crowded), min(rule.minimal, left))
         return Room(costs, tokens, NO_LIMIT if crowded else rule.most_prompts, limit - decodes_s, rule.minimal)
 

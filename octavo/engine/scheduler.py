@@ -69,7 +69,7 @@ class Scheduler:
         self.kv = KVManager(settings.num_blocks, settings.block_size, settings.prefix_caching, swap)
         self.policy = POLICIES[settings.policy]()
         swaps = settings.num_cpu_blocks > 0
-        self.pace = Pace(settings.max_num_batched_tokens, settings.pace, learns=swaps)
+        self.pace = Pace(settings.max_num_batched_tokens, settings.pace, max_num_seqs=settings.max_num_seqs, learns=swaps)
         self.preemption = preemption or (SwapPreemption(self.pace.costs) if swaps else RecomputePreemption())
         self.requests: dict[str, Request] = {}
         self.waiting = OrderedSequences()

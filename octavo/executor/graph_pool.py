@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
@@ -26,30 +27,30 @@ class GraphPool:
     """Captures step bodies on a CUDA device; elsewhere runs them as they are (tests on the CPU).
 
     A body reads and writes fixed buffers only, and advances the rows; so it can be run again as it is. A step that comes for the first
-    time is run so, and captured when it comes again: its streams wait for one or the other, never for both, and what comes only once
-    (of prompts beside decodes there are many kinds) is never captured at all.
+    time is run so, and captured when it comes again, or later: its streams wait for one or the other, never for both, and what comes
+    seldom (of prompts beside decodes there are many kinds) is never captured at all.
     """
 
     def __init__(self, rows: BatchRows) -> None:
         self.rows = rows
         self.on_gpu = rows.device.type == "cuda"
         self.steps: dict[Hashable, CapturedStep] = {}
-        self._ran: set[Hashable] = set()  # without having been captured: their kernels are compiled, their workspaces made
+        self._ran: Counter[Hashable] = Counter()  # without a graph: their kernels are compiled, their workspaces made
         self._reserved: torch.cuda.CUDAGraph | None = None
         if self.on_gpu:
             self.pool = torch.cuda.graph_pool_handle()
             self.stream = torch.cuda.Stream(rows.device)
 
-    def run(self, key: Hashable, body: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The body's output, by replaying what was captured under ``key``, or running the body if it was not needed before."""
+    def run(self, key: Hashable, body: Callable[[], torch.Tensor], times: int = 1) -> torch.Tensor:
+        """The body's output, by replaying what was captured under ``key``, or running the body if that was not done ``times`` times."""
         if not self.on_gpu:
             return body()
         step = self.steps.get(key)
         if step is None:
-            if key not in self._ran:
+            if self._ran[key] < times:
                 output = body()
-                self._ran.add(key)
-                logger.debug("step %s ran without a graph; it is captured if it comes again", key)
+                self._ran[key] += 1
+                logger.debug("step %s ran without a graph, %d of %d times", key, self._ran[key], times)
                 return output
             step = self.capture(key, body)
         step.graph.replay()
@@ -100,7 +101,7 @@ class GraphPool:
         times.append(time.perf_counter())
         parts = ((b - a) * 1e3 for a, b in zip(times, times[1:], strict=False))
         logger.debug("captured step graph %s: run %.0f ms, captured %.0f ms, made %.0f ms", key, *parts)
-        self._ran.discard(key)
+        del self._ran[key]
         step = self.steps[key] = CapturedStep(graph, output)
         return step
 

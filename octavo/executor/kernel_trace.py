@@ -10,6 +10,7 @@ Changes torch and Triton for the whole process: only for ``octavo.executor.warmu
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -191,15 +192,15 @@ def _pretend(gpu: Gpu) -> None:
         """Bodies are run one by one here; nothing is captured."""
 
         def __init__(self, rows: Any) -> None:
-            self.rows, self.on_gpu, self.steps, self._ran = rows, True, {}, set()
+            self.rows, self.on_gpu, self.steps, self._ran = rows, True, {}, Counter()
 
     step_graphs.GraphPool = NoPool  # type: ignore[misc]
 
 
 def steps(request: dict[str, Any], gpu: Gpu) -> list[tuple[bool, Callable[[], Any]]]:
     """(needed for the first answer, something to run) in order."""
-    from octavo.executor.step_graphs import LOGITS, MAX_PROMPTS
-    from octavo.executor.step_sizes import prompt_sizes
+    from octavo.executor.step_graphs import LOGITS
+    from octavo.executor.step_sizes import MAX_PROMPTS, prompt_sizes
     from octavo.sampling.sampler import GREEDY, RANDOM, TRUNCATED
 
     runner = make_runner(request, gpu)

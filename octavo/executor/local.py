@@ -109,6 +109,7 @@ class LocalExecutor:
                 max_model_len=max_model_len,
                 vocab_size=model_config.vocab_size,
                 device=self.device,
+                token_budget=config.token_budget(max_model_len, self.device.type),
                 use_graphs=env.decode_graphs(not on_cpu and not config.enforce_eager),
             )
         with self._timed("profile"), explained("in a trial of the heaviest steps", self._describe):

@@ -92,6 +92,7 @@ class ModelRunner:
         model: see docs/architecture.md, "how to add a model".
         kv_caches: one per attention layer, as the backend made them.
         max_rows: rows, at least the scheduler's max_num_seqs.
+        token_budget: no plan advances more tokens; None: not known.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class ModelRunner:
         max_model_len: int,
         vocab_size: int,
         device: torch.device,
+        token_budget: int | None = None,
         use_graphs: bool = False,
     ) -> None:
         self.model = model
@@ -120,7 +122,7 @@ class ModelRunner:
         make_workspace = getattr(backend, "make_workspace", None)
         if make_workspace is not None:
             make_workspace(max_rows, model.attention_layers, kv_caches[0].dtype, device)
-        self.graphs = StepGraphs(self, max_rows) if use_graphs else None
+        self.graphs = StepGraphs(self, max_rows, token_budget) if use_graphs else None
         self.swap: SwapSpace | None = None  # set by who has made the caches, if there is a swap tier
 
     @torch.inference_mode()

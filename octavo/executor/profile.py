@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from octavo.executor.footprint import LOGITS_CHUNK, MIB, SLACK
-from octavo.executor.step_graphs import MAX_PROMPTS
-from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS
+from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, MAX_PROMPTS
 from octavo.sampling.logprobs import gather_logprobs, rows_at_once
 from octavo.types import Advance, RowInit, StepPlan, TokenParams
 

@@ -26,7 +26,7 @@ import torch
 
 from octavo.attention.base import AttentionMetadata, ForwardContext
 from octavo.executor.graph_pool import GraphPool, round_up
-from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, decode_sizes, mixed_decodes, prompt_sizes
+from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, MAX_PROMPTS, askable_sizes, decode_sizes, mixed_decodes, prompt_sizes
 from octavo.kernels.token_bitmask import apply_token_bitmask
 from octavo.kernels.upload import upload
 from octavo.sampling.sampler import GREEDY, RANDOM, TRUNCATED
@@ -36,15 +36,19 @@ if TYPE_CHECKING:
     from octavo.executor.model_runner import ModelRunner
 
 LOGITS = "logits"  # stop after the logits: the sampler goes on eagerly (penalties, masks, log-probabilities …)
-MAX_PROMPTS = 8
+# How often a step with prompts beside decodes runs without a graph before it is captured. That takes 30 ms, which all its streams wait
+# for; launching its kernels one by one takes 10 more than replaying them. So neither costs more than twice what was unavoidable.
+TIMES_BESIDE = 3
 AHEAD_TOKENS = 1024  # prompt tokens of steps that are captured before they are asked for
 
 
 class StepGraphs:
     """The captured steps of one model runner, on its device and current stream."""
 
-    def __init__(self, runner: ModelRunner, max_rows: int) -> None:
+    def __init__(self, runner: ModelRunner, max_rows: int, token_budget: int | None = None) -> None:
+        """``token_budget``: no step of more tokens will be asked for."""
         self.runner = runner
+        self.token_budget = token_budget
         self.pool = GraphPool(runner.rows)
         self.spare_row = max_rows
         device = runner.device
@@ -102,9 +106,15 @@ class StepGraphs:
                     for bucket in (s for s in self.sizes if low < s <= high):
                         yield ("decode", bucket, mode), partial(self._decode_body, bucket, mode)
                     for decodes in (s for s in self.mixed_sizes if low < s <= high):
-                        for tokens in (s for s in prompt_sizes(decodes) if s <= AHEAD_TOKENS):
+                        for tokens in (s for s in self._askable(decodes) if s <= AHEAD_TOKENS):
                             sizes = (decodes, tokens, MAX_PROMPTS)
                             yield ("mixed", *sizes, mode), partial(self._mixed_body, *sizes, mode)
+
+    def _askable(self, decodes: int) -> list[int]:
+        """Sizes of prompts beside ``decodes`` that a step can have, whose memory ``run_largest`` has seen needed."""
+        max_rows = self.sizes[-1]
+        longest = min(MAX_PROMPTS, max_rows) * self.runner.max_model_len
+        return askable_sizes(decodes, max_rows, min(longest, GRAPH_PROMPT_TOKENS), self.token_budget)
 
     # -- decode steps -----------------------------------------------------------------------------------------------------
 
@@ -182,7 +192,8 @@ class StepGraphs:
         packed = self._upload_prompts(prompts, sizes[1], sizes[2])
         if captured:
             self._fill_prompt_inputs(packed)
-            tokens = self.pool.run(("mixed", *sizes, mode), partial(self._mixed_body, *sizes, mode))
+            times = TIMES_BESIDE if decodes else 1
+            tokens = self.pool.run(("mixed", *sizes, mode), partial(self._mixed_body, *sizes, mode), times)
         else:  # so many tokens that launching them one by one takes the host less than they take the device
             tokens = self._mixed_body(*sizes, mode, packed, max(p.count for p in prompts))
         drawn = [sizes[0] + i for i, p in enumerate(prompts) if p.sample_rows]

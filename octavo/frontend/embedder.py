@@ -21,6 +21,7 @@ from octavo.frontend.pooling import (
     resolve_truncation,
     truncate_beginning,
 )
+from octavo.garbage import rare_collections
 
 if TYPE_CHECKING:
     from octavo.frontend.llm import LLM
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 class Embedding:
     """Mixed into ``LLM``."""
 
+    @rare_collections()  # making a thousand requests is enough to set off a full one
     def embed(
         self: LLM,
         prompts: Any,

@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo.kernels.sizes import next_power_of_2
 from octavo.kernels.triton.launch import launch
 
 ALIGN = 128  # chunks and windows start at multiples of this many tokens; decode tiles divide it
@@ -207,7 +208,7 @@ def plan_decode(
 
 def _block_s(num_seqs: int) -> int:
     """Lanes for a vector of sequences, in few sizes, as each is a variant to compile."""
-    return 256 if num_seqs <= 256 else triton.next_power_of_2(max(num_seqs, 1024))
+    return 256 if num_seqs <= 256 else next_power_of_2(max(num_seqs, 1024))
 
 
 def plan_extend(

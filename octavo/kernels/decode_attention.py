@@ -21,6 +21,7 @@ import triton.language as tl
 from octavo.kernels.attention_plan import ALIGN, FIELDS, DecodePlan
 from octavo.kernels.decode_config import DecodeConfig, decode_config
 from octavo.kernels.new_tokens import NewTokens, make_heads, new_arguments, new_constants, which_heads
+from octavo.kernels.sizes import next_power_of_2
 from octavo.kernels.triton.launch import launch, prefetch_lines
 
 LOG2_E = 1.4426950408889634
@@ -452,7 +453,7 @@ def decode_attention(
         raise ValueError(f"decode_attention takes a contiguous KV cache; got strides {kv_cache.stride()}.")
     if new is not None and out.dtype != q.dtype:
         raise ValueError(f"decode_attention makes query heads in out; got {out.dtype} for q of {q.dtype}.")
-    dim_pad, group_pad = triton.next_power_of_2(dim), triton.next_power_of_2(group)
+    dim_pad, group_pad = next_power_of_2(dim), next_power_of_2(group)
     scale *= k_scale
     arguments = (
         q, q.stride(0), out, out.stride(0), kv_cache, block_tables, block_tables.stride(0), plan.seqs, plan.starts,

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from octavo.kernels.decode_attention import LOG2_E, _block_ids, soft_capped
+from octavo.kernels.sizes import next_power_of_2
 from octavo.kernels.triton.launch import launch
 
 
@@ -33,7 +34,7 @@ class ExtendConfig:
 
 def extend_config(head_dim: int, group: int, dtype: torch.dtype) -> ExtendConfig:
     """The launch parameters for a head size, query heads per KV head and query type."""
-    rows = triton.next_power_of_2(group)
+    rows = next_power_of_2(group)
     if dtype.itemsize > 2:  # no tensor cores: what counts is that the tiles stay in registers
         return ExtendConfig(block_m=max(32, rows), block_n=32 if head_dim <= 128 else 16, num_warps=8, num_stages=2)
     if head_dim > 128:
@@ -180,7 +181,7 @@ def extend_attention(
         (q, q.stride(0), out, out.stride(0), kv_cache, *kv_cache.stride()[:4],
         block_tables, block_tables.stride(0), row_index, query_start, seq_lens, tiles,
         natural, LOG2_E if soft_cap is not None else natural * LOG2_E, window or 0, soft_cap or 0.0, v_scale),
-        KV_HEADS=kv_heads, GROUP=group, DIM=dim, DIM_PAD=triton.next_power_of_2(dim),
+        KV_HEADS=kv_heads, GROUP=group, DIM=dim, DIM_PAD=next_power_of_2(dim),
         BLOCK_SIZE=block_size, BLOCK_M=config.block_m, BLOCK_Q=config.block_q(group), BLOCK_N=config.block_n,
         WINDOWED=window is not None, CAPPED=soft_cap is not None, ROWS=row_index is not None, LOG2_E=LOG2_E,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",

@@ -77,12 +77,14 @@ def make_schedule(
 
 
 def flash_attention_3(
-    q: torch.Tensor,
+    qkv: torch.Tensor,
     kv_cache: torch.Tensor,
+    out: torch.Tensor,
+    first: int,
+    last: int,
+    *,
     block_tables: torch.Tensor,
     seq_lens: torch.Tensor,
-    out: torch.Tensor,
-    *,
     num_heads: int,
     scale: float,
     window: int | None = None,
@@ -91,24 +93,28 @@ def flash_attention_3(
     query_start: torch.Tensor | None = None,
     max_query_len: int | None = None,
 ) -> None:
-    """Attention of q's rows into out's.
+    """Attention of the queries in rows ``first`` to ``last`` of qkv, into the same rows of ``out``.
 
-    q, out:       [T, >= num_heads * head_dim], heads first in a row
+    qkv, out:     [>= last, >= num_heads * head_dim], heads first in a row, elements of a row side by side
     kv_cache:     [num_blocks, 2, num_kv_heads, block_size, head_dim]
     block_tables: int32 [S, max_blocks]; with row_index (int32 [S]) the table of all rows
-    query_start:  int32 [S + 1] with max_query_len, a chunk per sequence, never split along the context; None: T = S and
-                  each sequence has one query token, split as ``schedule`` says
+    query_start:  int32 [S + 1] with max_query_len, a chunk per sequence, never split along the context; None: last - first = S
+                  and each sequence has one query token, split as ``schedule`` says
     schedule:     by ``make_schedule``; None: made here, which takes a launch a layer
     """
-    q, out = (x[:, : num_heads * kv_cache.shape[4]].unflatten(1, (num_heads, -1)) for x in (q, out))
+    dim = kv_cache.shape[4]
+    q, o = (
+        x.as_strided((last - first, num_heads, dim), (x.stride(0), dim, 1), x.storage_offset() + first * x.stride(0)) for x in (qkv, out)
+    )
     if query_start is None:
-        q, out = q.unsqueeze(1), out.unsqueeze(1)
+        q, o = q.unsqueeze(1), o.unsqueeze(1)
     left, right = _window(window)
+    keys, values = kv_cache.transpose(2, 3).unbind(1)  # [num_blocks, block_size, kv_heads, head_dim]
     library().fwd(
         q,
-        kv_cache[:, 0].transpose(1, 2),  # [num_blocks, block_size, kv_heads, head_dim]
-        kv_cache[:, 1].transpose(1, 2),
-        out=out,
+        keys,
+        values,
+        out=o,
         cu_seqlens_q=query_start,
         seqused_k=seq_lens,
         max_seqlen_q=max_query_len,

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo.kernels.sizes import cdiv, next_power_of_2
 from octavo.kernels.triton.launch import launch
 
 FP8_MAX = 448.0  # largest finite e4m3
@@ -193,7 +194,7 @@ def _write_kv_kernel(
 
 def heads_at_a_time(dim: int, warps: int) -> int:
     """Heads for ``warps`` warps. Alike for each, so that a head's squares are added up in the same order by whoever makes it."""
-    return triton.next_power_of_2(max(1, 256 * warps // dim))
+    return next_power_of_2(max(1, 256 * warps // dim))
 
 
 def head_shape(dim: int, cos_sin: torch.Tensor | None) -> dict[str, int]:
@@ -201,7 +202,7 @@ def head_shape(dim: int, cos_sin: torch.Tensor | None) -> dict[str, int]:
     rotary = dim if cos_sin is None else cos_sin.shape[1]
     half = rotary // 2
     rest = dim - 2 * half
-    return {"HALF": half, "HALF_PAD": triton.next_power_of_2(half), "REST": rest, "REST_PAD": triton.next_power_of_2(max(rest, 1))}
+    return {"HALF": half, "HALF_PAD": next_power_of_2(half), "REST": rest, "REST_PAD": next_power_of_2(max(rest, 1))}
 
 
 def write_kv(
@@ -238,7 +239,7 @@ def write_kv(
     block_h = heads_at_a_time(dim, warps)
     total = num_heads + 2 * num_kv_heads
     launch(
-        _write_kv_kernel, (tokens, triton.cdiv(total, block_h)),
+        _write_kv_kernel, (tokens, cdiv(total, block_h)),
         (qkv, kv_cache, positions, slots, cos_sin, q_norm, k_norm,
         qkv.stride(0), kv_cache.stride(0), kv_cache.stride(1), kv_cache.stride(2), kv_cache.stride(3),
         0 if cos_sin is None else cos_sin.stride(0),

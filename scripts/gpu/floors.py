@@ -7,10 +7,8 @@ attention. Not counted: activations, launches, sampling, the host. So no engine 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 BANDWIDTH = 4.3e12  # bytes a second: a device-to-device copy on one H200, reads and writes counted
@@ -30,10 +28,6 @@ class Floor:
     width: int = 2
     bandwidth: float = BANDWIDTH
     flops: float = FLOPS
-
-    @classmethod
-    def of_folder(cls, folder: str | Path, **machine: float) -> Floor:
-        return cls.of_config(json.loads((Path(folder) / "config.json").read_text()), **machine)
 
     @classmethod
     def of_config(cls, config: dict[str, Any], **machine: float) -> Floor:

@@ -1,10 +1,10 @@
 """The mixed load (random prompts and answers of 100 to 1,024 tokens), step by step: which steps are captured, what each kind costs
-the host, and how long the host waits for the GPU.   usage: mixed_load.py MODELDIR [requests …]"""
+the host, and how long the host waits for the GPU."""
 
 from __future__ import annotations
 
+import argparse
 import random
-import sys
 import time
 from collections import defaultdict
 
@@ -14,8 +14,12 @@ from octavo.frontend.inputs import Prompt
 
 
 def main() -> None:
-    llm = LLM(model=sys.argv[1], load_format="dummy", skip_tokenizer_init=True, max_model_len=4096, enable_prefix_caching=False)
-    for run, count in enumerate([int(word) for word in sys.argv[2:]] or [256, 256]):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", help="a folder; weights are dummies")
+    parser.add_argument("requests", type=int, nargs="*", default=[256, 256], help="of each run, one after another (256 256)")
+    args = parser.parse_args()
+    llm = LLM(model=args.model, load_format="dummy", skip_tokenizer_init=True, max_model_len=4096, enable_prefix_caching=False)
+    for run, count in enumerate(args.requests):
         measure(llm, count, run)
 
 

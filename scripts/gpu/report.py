@@ -233,7 +233,16 @@ def table(model: Model) -> list[str]:
         cells = [f"{row.name} ({row.unit})", *(number(row.values.get(engine)) for engine in engines), number(row.floor)]
         cells += ["–" if share is None else f"{100 * share:.0f}%", "–" if better is None else f"{better:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, "", *(f"- {note}" for note in [*notes, *troubles(model)])]
+    return [*lines, "", *(f"- {note}" for note in [*notes, *commits(model), *troubles(model)])]
+
+
+def commits(model: Model) -> Iterator[str]:
+    """Which parts were measured at which commit, if not all at one."""
+    parts: dict[str, list[str]] = {}
+    for (part, _), record in model.records.items():
+        parts.setdefault(record["commit"], []).append(part)
+    if len(parts) > 1:
+        yield "; ".join(f"commit {commit}: {', '.join(dict.fromkeys(found))}" for commit, found in parts.items()) + "."
 
 
 def troubles(model: Model) -> Iterator[str]:
@@ -277,7 +286,7 @@ def put_into(path: Path, text: str) -> None:
     block = f"{BEGIN}\n{text}{END}\n"
     if BEGIN in old and END in old:
         before, _, rest = old.partition(BEGIN)
-        path.write_text(before + block + rest.partition(END)[2].lstrip("\n"), encoding="utf-8")
+        path.write_text(before + block + rest.partition(END)[2].removeprefix("\n"), encoding="utf-8")
     else:
         path.write_text(old.rstrip("\n") + "\n\n" + block if old else block, encoding="utf-8")
 

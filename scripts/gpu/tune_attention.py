@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch  # noqa: E402
 
-from octavo.attention.bench import graph_time  # noqa: E402
 from octavo.kernels import decode_config as table_module  # noqa: E402
 from octavo.kernels.attention_plan import make_decode_plan, plan_decode  # noqa: E402
+from octavo.kernels.bench.timing import time_graph  # noqa: E402
 from octavo.kernels.decode_attention import attention_reference, decode_attention, make_decode_workspace, max_chunks  # noqa: E402
 from octavo.kernels.decode_config import BATCHES, FIXED, DecodeConfig, batch_class, decode_config, heuristic  # noqa: E402
 from octavo.kernels.flash_attention_3 import available, flash_attention_3, make_schedule  # noqa: E402
@@ -151,8 +151,8 @@ class Case:
 
         def run(layer: int) -> None:
             flash_attention_3(
-                self.qkv, self.cache, self.tables[layer], self.seq_lens, self.out,
-                num_heads=self.heads, scale=self.dim**-0.5, schedule=schedule,
+                self.qkv, self.cache, self.out, 0, len(self.lengths),
+                block_tables=self.tables[layer], seq_lens=self.seq_lens, num_heads=self.heads, scale=self.dim**-0.5, schedule=schedule,
             )  # fmt: skip
 
         return run
@@ -179,7 +179,7 @@ class Case:
             if write:
                 calls.append(lambda i=layer: self.write(i))
             calls.append(lambda i=layer: run(i))
-        return graph_time(calls, seconds=0.012) * (2 if write else 1)
+        return time_graph(calls) * (2 if write else 1)
 
 
 def compile_config(shape: tuple[int, int, int], config: DecodeConfig, block_size: int = BLOCK_SIZE, fused: bool = False) -> str:

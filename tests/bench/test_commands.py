@@ -273,3 +273,22 @@ def test_a_result_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Cannot write"):
         report.save({}, str(tmp_path / "file" / "x.json"))
     assert json.loads(Path(report.save({"a": float("inf")}, str(tmp_path / "x.json"))).read_text()) == {"a": "inf"}
+
+
+def test_a_kernel_benchmark_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """And the others run all the same."""
+    from octavo.bench import kernels
+
+    ran: list[str] = []
+
+    def run(words: list[str]) -> subprocess.CompletedProcess[str]:
+        ran.append(words[-1])
+        return subprocess.CompletedProcess(words, int(words[-1].endswith(("attention.bench", ".linear"))))
+
+    monkeypatch.setattr(kernels, "_has_gpu", lambda: True)
+    monkeypatch.setattr(kernels.subprocess, "run", run)
+    assert bench("kernels") == 1
+    assert {"octavo.attention.bench", "octavo.kernels.cpu.bench"} < set(ran) and len(ran) == 5
+    told = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
+    assert len(told) == 2 and "benchmark linear failed" in told[0] and "benchmark attention failed" in told[1]
+    assert bench("kernels", "cpu", "ops") == 0 and ran[5:] == ["octavo.kernels.cpu.bench", "octavo.kernels.bench.ops"]

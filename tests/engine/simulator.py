@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from octavo.engine.core import Engine
 from octavo.engine.pace import Pace, PaceRule, rule_for
 from octavo.engine.settings import SchedulerSettings
-from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, mixed_decodes, prompt_sizes
+from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, MAX_PROMPTS, mixed_decodes, prompt_sizes
 from octavo.types import GenerateRequest, StepPlan, StepResult, TokenParams
 
 MS = 1e-3
@@ -49,7 +49,7 @@ class Device:
         chunks = [a for a in plan.advances if a.token_ids is not None]
         tokens = sum(a.count for a in chunks)
         decodes = len(plan.advances) - len(chunks)
-        if not self.capture or tokens > GRAPH_PROMPT_TOKENS or len(chunks) > 8:
+        if not self.capture or tokens > GRAPH_PROMPT_TOKENS or len(chunks) > MAX_PROMPTS:
             return None
         if not chunks:
             return -(-decodes // 16) * 16, 0

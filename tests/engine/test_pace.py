@@ -14,14 +14,14 @@ from octavo.errors import ConfigError
 
 from .simulator import CPU_135M, H200_06B, H200_8B, Device, Load, Measured, at, simulate
 
-BUDGET = 8192
+BUDGET, ROWS = 8192, 1024
 TOKEN, STEP = 0.02e-3, 4e-3  # seconds
 DECODES = StepWork(decodes=50, context=50_000, rows=50)
 
 
-def make(itl_slo_ms: float | None = None, device: str = "cuda") -> Pace:
+def make(itl_slo_ms: float | None = None, device: str = "cuda", max_num_seqs: int = ROWS) -> Pace:
     """A pace that has learnt: steps take STEP, and TOKEN a prompt token."""
-    pace = Pace(BUDGET, rule_for(device, itl_slo_ms))
+    pace = Pace(BUDGET, rule_for(device, itl_slo_ms), max_num_seqs=max_num_seqs)
     for i in range(3000):
         count = (64, 512, 128, 2048)[i % 4]
         work = StepWork(decodes=i % 50, context=1000 * (i % 50), prompt_tokens=count, pairs=pairs_of(0, count), rows=i % 50 + 1)
@@ -51,7 +51,7 @@ def test_without_decodes_the_whole_budget_is_spent() -> None:
 
 
 def test_without_a_rule_the_budget_is_all() -> None:
-    pace = Pace(BUDGET, None)
+    pace = Pace(BUDGET, None, max_num_seqs=ROWS)
     pace.observe(StepWork(decodes=1, context=10, rows=1), 1.0)
     assert pace.costs.decode.count == 0
     assert taken(pace.room(DECODES, Line(0, 9000, 0)), [9000]) == [BUDGET - 50]
@@ -107,6 +107,13 @@ def test_beside_decodes_steps_are_what_graphs_hold_but_in_a_crowd() -> None:
     assert taken(pace.room(DECODES, Line(0, 100, 10**6)), [100] * 200) == [100] * 40  # twice what was tried
 
 
+@pytest.mark.parametrize(("max_num_seqs", "padded"), [(1024, 192), (140, 140), (130, 130)])
+def test_decodes_are_padded_to_no_more_than_there_can_be(max_num_seqs: int, padded: int) -> None:
+    """Prompts are not cut shorter for decodes that never come."""
+    pace, decodes = make(itl_slo_ms=500, max_num_seqs=max_num_seqs), replace(DECODES, decodes=130, rows=130)
+    assert taken(pace.room(decodes, Line(0, 5000, 0)), [5000]) == [(2048 - padded) // 16 * 16]
+
+
 def test_a_chunk_far_into_a_prompt_is_smaller() -> None:
     pace = make(itl_slo_ms=25)
     pace.costs.prompt.coefficients[1] = 1e-9
@@ -118,13 +125,13 @@ def test_a_chunk_far_into_a_prompt_is_smaller() -> None:
 
 
 def test_what_was_not_tried_is_approached_by_doubling() -> None:
-    pace = Pace(BUDGET, rule_for("cuda", 1000))
+    pace = Pace(BUDGET, rule_for("cuda", 1000), max_num_seqs=ROWS)
     line, got = Line(0, 100_000, 10**9), []
     for _ in range(6):
         count = pace.room(DECODES, line).fit(0, 100_000)  # a crowd, once it is known how long prompts take
         got.append(count)
         pace.observe(replace(DECODES, prompt_tokens=count, pairs=pairs_of(0, count)), 1e-6 * count)
-    assert got == [rows - 64 for rows in (512, 768, 1280, 2048, 3584, 6656)]
+    assert got == [rows - 64 for rows in (512, 768, 1024, 1536, 2560, 4608)]
 
 
 def test_no_crumbs() -> None:

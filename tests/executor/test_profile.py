@@ -32,12 +32,11 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 700)
 
 
-def make_runner(model: Any, use_graphs: bool) -> ModelRunner:
+def make_runner(model: Any, use_graphs: bool, **options: Any) -> ModelRunner:
     backend, device = ReferenceAttention(), torch.device("cpu")
     caches = [backend.make_kv_cache(1, 16, s.num_kv_heads, s.head_dim, torch.float32, device) for s in model.attention_layers]
-    return ModelRunner(
-        model, backend, caches, block_size=16, max_rows=ROWS, max_model_len=MAX_LEN, vocab_size=VOCAB, device=device, use_graphs=use_graphs
-    )
+    options = {"max_rows": ROWS, "max_model_len": MAX_LEN, "use_graphs": use_graphs, **options}
+    return ModelRunner(model, backend, caches, block_size=16, vocab_size=VOCAB, device=device, **options)
 
 
 def greedy(runner: ModelRunner) -> list[int]:
@@ -72,6 +71,30 @@ def test_runs_the_heaviest_and_leaves_nothing(
     assert (ROWS, MAX_LEN - 1, ROWS) in drawn  # every row, as long as can be, each with log-probabilities
     assert not runner.sampler.state._used - {ROWS}
     assert greedy(runner) == before
+
+
+@pytest.mark.parametrize(
+    ("budget", "max_rows", "max_model_len"), [(40, 12, 128), (300, 12, 128), (300, 100, 128), (8192, 12, 128), (8192, 3, 50)]
+)
+def test_no_captured_step_is_larger_than_those_measured(
+    model: Any, allocator: None, monkeypatch: pytest.MonkeyPatch, budget: int, max_rows: int, max_model_len: int
+) -> None:
+    runner = make_runner(model, True, max_rows=max_rows, max_model_len=max_model_len, token_budget=budget)
+    graphs, seen = runner.graphs, []
+    forward = graphs._forward
+    monkeypatch.setattr(graphs, "_forward", lambda ids, *rest, **options: seen.append(len(ids)) or forward(ids, *rest, **options))
+    profile.step_peak_bytes(runner, token_budget=budget, max_rows=max_rows)
+    measured = max(seen)
+
+    pool = graphs.pool
+    monkeypatch.setattr(pool, "on_gpu", True)
+    monkeypatch.setattr(pool, "capture", lambda key, body: pool.steps.setdefault(key, None))
+    while graphs.capture_next():
+        pass
+    mixed = [key for key in pool.steps if key[0] == "mixed"]
+    assert len(mixed) >= 6 and ("mixed", 0, 16, 8, "greedy") in mixed
+    # --max-num-seqs may miss a multiple of 16
+    assert max(decodes + tokens for _, decodes, tokens, *_ in mixed) < measured + 16
 
 
 def test_whole_vocabularies_come_in_parts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

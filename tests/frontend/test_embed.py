@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from pathlib import Path
@@ -190,6 +191,25 @@ def test_scores(tiny: LLM) -> None:
     assert pairs[1].outputs.score == pytest.approx(tiny.score("b", "d")[0].outputs.score, abs=1e-6)
     with pytest.raises(RequestError, match="can't be paired"):
         tiny.score(["a", "b"], ["c", "d", "e"])
+
+
+def test_while_a_batch_runs_collections_are_rare_and_afterwards_as_before(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, seen = gc.get_threshold(), []
+    add_request, step = tiny.engine.add_request, tiny.engine.step
+
+    def look() -> None:
+        seen.append(gc.get_threshold())
+
+    monkeypatch.setattr(tiny.engine, "add_request", lambda request: (look(), add_request(request)))
+    monkeypatch.setattr(tiny.engine, "step", lambda: (look(), step())[1])
+    for call in (lambda: tiny.embed([[1, 2], [3]]), lambda: tiny.score([[1]], [[2], [3]])):
+        call()
+        assert set(seen) == {(20_000, 20, 50)} and len(seen) >= 3
+        assert gc.get_threshold() == before
+        seen.clear()
+    with pytest.raises(RequestError):
+        tiny.embed([[1], [10**9]])
+    assert gc.get_threshold() == before
 
 
 def test_an_interruption_leaves_a_usable_engine(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,11 @@ def test_the_table_tells_who_is_better(tmp_path: Path) -> None:
     assert cells["| decode step, batch 1, 288 tokens of context (ms)"][1:] == ["4.00", "5.00", "3.53", "88%", "1.25"]
     assert cells["| prefill, 16 x 2,048 (tok/s)"][1:] == ["44,000", "40,000", "54,496", "81%", "1.10"]
     assert "- mixed, vllm: it broke" in lines
+    assert not [line for line in lines if "commit" in line]
+    records += [record("prefill", "octavo", {"tok_s": 44500.0, "prompts": [16, 2048]}, 2) | {"commit": "b"}]
+    path.write_text("\n".join(map(json.dumps, records)))
+    lines = report.table(report.Model("qwen3-8b", report.merge(report.read([path])), report.BANDWIDTH, report.FLOPS))
+    assert [line for line in lines if "commit b: prefill" in line]
 
 
 def case(**fields: Any) -> Any:

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.gpu_scripts.conftest import ROOT
 
 SCRIPT = ROOT / "scripts" / "simulate_serving.py"
@@ -40,12 +38,3 @@ def test_measured_steps_correct_the_formula(tmp_path: Path) -> None:
 def test_a_grid_is_of_one_model(tmp_path: Path) -> None:
     done = run("--loads", "c1", "small-c256", "--grid", str(tmp_path / "steps.json"))
     assert done.returncode == 2 and "one model" in done.stderr
-
-
-def test_it_knows_the_steps_that_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    from octavo.executor import step_graphs
-
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    import simulate_serving
-
-    assert simulate_serving.GRAPH_PROMPTS == step_graphs.MAX_PROMPTS

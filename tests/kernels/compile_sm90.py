@@ -181,9 +181,11 @@ def decode_case(name: str, config: Any, heads: int, kv_heads: int, dim: int, ele
         constants |= dict.fromkeys(written)
     constants |= new_tokens.new_constants(new, dim, config, torch.float8_e4m3fn if element != "bf16" else torch.bfloat16)
     name = f"decode_attention{' + write' * fused} {heads}/{kv_heads}x{dim} {name}"
+    spills = 48 if fused else 16
     return Case(
-        name, decode_attention._decode_kernel, types, constants, config.options(), ("fresh",), loads_early=True, spills=48, waits=1 + fused
-    )
+        name, decode_attention._decode_kernel, types, constants, config.options(), ("fresh",), loads_early=True, spills=spills,
+        waits=1 + fused,
+    )  # fmt: skip
 
 
 def compile_case(case: Case) -> Any:

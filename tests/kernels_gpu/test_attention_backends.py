@@ -231,3 +231,48 @@ def test_in_a_cuda_graph(name: str) -> None:
         torch.testing.assert_close(out[:used], expected[:used], **rounding(DTYPE))
         assert not out[used:].any()
         torch.testing.assert_close(cache.transpose(2, 3), plain, **rounding(DTYPE))
+
+
+class Fa3InTorch:
+    """The two operators of FlashAttention 3 that are called, for few sequences: what the views are that it is given."""
+
+    @staticmethod
+    def get_scheduler_metadata(**options: Any) -> torch.Tensor:
+        return torch.tensor([options["batch_size"], options["max_seqlen_q"], options["num_splits"]], dtype=torch.int32)
+
+    @staticmethod
+    def fwd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, out: torch.Tensor, **options: Any) -> None:
+        starts, lengths, rows = options["cu_seqlens_q"], options["seqused_k"], options["kv_batch_idx"]
+        longest = 1 if starts is None else options["max_seqlen_q"]
+        assert options["scheduler_metadata"].tolist() == [len(lengths), longest, options["num_splits"]] and options["is_causal"]
+        if starts is None:
+            q, out, starts = q.squeeze(1), out.squeeze(1), torch.arange(len(lengths) + 1)
+        assert len(q) == len(out) == starts[-1]
+        for s, length in enumerate(lengths.tolist()):
+            table = options["page_table"][s if rows is None else rows[s]]
+            keys, values = (x[table].flatten(0, 1)[:length].repeat_interleave(q.shape[1] // k.shape[2], 1) for x in (k, v))
+            a, b = int(starts[s]), int(starts[s + 1])
+            assert b - a <= longest
+            scores = torch.einsum("qhd,khd->hqk", q[a:b].float(), keys.float()) * options["softmax_scale"]
+            age = torch.arange(length - (b - a), length)[:, None] - torch.arange(length)
+            seen = (age >= 0) & (age <= (options["window_size_left"] if options["window_size_left"] >= 0 else length))
+            weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+            out[a:b] = torch.einsum("hqk,khd->qhd", weights, values.float()).to(out.dtype)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the operators themselves are tested on a GPU")
+@pytest.mark.parametrize("decode", ["triton", "fa3"])
+@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize("indirect", [False, True])
+def test_what_flash_attention_is_given(decode: Any, window: int | None, indirect: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from octavo.attention import flash_attention as backend
+    from octavo.kernels import flash_attention_3 as kernel
+
+    for module in (backend, kernel):
+        monkeypatch.setattr(module, "library", lambda: Fa3InTorch)
+    monkeypatch.setattr(backend, "covers", lambda *shape: True)
+    layer = make_layer(4, 2, 16, sliding_window=window, **norms(16))
+    cuts = [[5, 1, 1, 20], [33, 1, 1], [1, 1, 10, 1]]
+    ours, theirs = (run_steps(b, layer, cuts, indirect) for b in (backend.FlashAttention(decode=decode), ReferenceAttention()))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, **rounding(DTYPE))

@@ -2,46 +2,50 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
+
 import torch
 
-from octavo.kernels.bench.timing import DEVICE, Timing, copies_for, equal_parts, time_eager, time_graph
+from octavo.kernels.bench.timing import DEVICE, Check, Timing, close, copies_for, equal, exit_status, shown, time_eager, time_graph
 from octavo.kernels.silu_and_mul import silu_and_mul_reference
 from octavo.kernels.triton import rows as rows_module
 from octavo.kernels.triton.activation import silu_and_mul
 from octavo.kernels.triton.embedding import embedding, embedding_reference
 from octavo.kernels.triton.norm import rms_norm, rms_norm_reference
 
+TOLERANCE = 6e-3  # of bfloat16's roundings, of which some fall to the other side
 SIZES = [(1, 1024), (1, 4096), (32, 4096), (256, 4096), (2048, 1024), (2048, 4096), (16384, 1024), (8192, 4096)]
 
 
-def bench_rms_norm(rows: int, width: int) -> list[Timing]:
+def bench_rms_norm(rows: int, width: int, dtype: torch.dtype = torch.bfloat16) -> list[Timing]:
     num_bytes = 4 * rows * width * 2
-    xs = torch.randn(2, copies_for(num_bytes), rows, width, dtype=torch.bfloat16, device=DEVICE)
-    weight = torch.randn(width, dtype=torch.bfloat16, device=DEVICE)
-    pairs = list(zip(xs[0], xs[1], strict=True))
-    results = []
-    for label, f in (("triton", rms_norm), ("torch", rms_norm_reference)):
-        seconds = time_graph([lambda p=p, f=f: f(p[0], weight, 1e-6, p[1]) for p in pairs])
-        results.append(Timing(f"rms_norm+residual {rows}x{width} {label}", seconds, num_bytes))
-    return results
+    xs = torch.randn(2, copies_for(num_bytes), rows, width, dtype=dtype, device=DEVICE)
+    weight = torch.randn(width, dtype=dtype, device=DEVICE)
+    both = [[lambda p=p, f=f: f(p[0], weight, 1e-6, p[1]) for p in zip(*xs, strict=True)] for f in (rms_norm, rms_norm_reference)]
+    right = close(*zip(both[0][0](), both[1][0](), strict=True), tolerance=TOLERANCE)
+    return _beside_torch(f"rms_norm+residual {rows}x{width}", both, num_bytes, right)
 
 
-def bench_silu_and_mul(rows: int, width: int) -> list[Timing]:
+def bench_silu_and_mul(rows: int, width: int, dtype: torch.dtype = torch.bfloat16) -> list[Timing]:
     num_bytes = 3 * rows * width * 2
-    xs = torch.randn(copies_for(num_bytes), rows, 2 * width, dtype=torch.bfloat16, device=DEVICE)
-    return [
-        Timing(f"silu_and_mul {rows}x{width} {label}", time_graph([lambda x=x, f=f: f(x) for x in xs]), num_bytes)
-        for label, f in (("triton", silu_and_mul), ("torch", silu_and_mul_reference))
-    ]
+    xs = torch.randn(copies_for(num_bytes), rows, 2 * width, dtype=dtype, device=DEVICE)
+    both = [[lambda x=x, f=f: f(x) for x in xs] for f in (silu_and_mul, silu_and_mul_reference)]
+    right = close((both[0][0](), both[1][0]()), tolerance=TOLERANCE)
+    return _beside_torch(f"silu_and_mul {rows}x{width}", both, num_bytes, right)
 
 
 def bench_embedding(rows: int, vocab: int = 151936, width: int = 4096) -> list[Timing]:
     weight = torch.randn(vocab, width, dtype=torch.bfloat16, device=DEVICE)
     ids = [torch.randint(0, vocab, (rows,), device=DEVICE) for _ in range(32)]
-    return [
-        Timing(f"embedding {rows}x{width} {label}", time_graph([lambda i=i, f=f: f(i, weight) for i in ids]), 2 * rows * width * 2)
-        for label, f in (("triton", embedding), ("torch", embedding_reference))
-    ]
+    both = [[lambda i=i, f=f: f(i, weight) for i in ids] for f in (embedding, embedding_reference)]
+    return _beside_torch(f"embedding {rows}x{width}", both, 2 * rows * width * 2, equal(both[0][0](), both[1][0]()))
+
+
+def _beside_torch(name: str, both: Sequence[Sequence[Callable[[], object]]], num_bytes: float, check: Check) -> list[Timing]:
+    """``both``: the calls of the kernel and of its reference."""
+    ours, theirs = (time_graph(calls) for calls in both)
+    return [Timing(f"{name} triton", ours, num_bytes, check=check), Timing(f"{name} torch", theirs, num_bytes)]
 
 
 def bench_rows(places: int, max_blocks: int = 2560) -> list[Timing]:
@@ -73,8 +77,9 @@ def bench_rows(places: int, max_blocks: int = 2560) -> list[Timing]:
         num_bytes = places * (120 if tables is None else 120 + 8 * 64)
         what = f"{places} places, tables={tables is not None}"
         calls = [[lambda label=label: step(label)] * 16 for label in states]
-        results.append(Timing(f"decode inputs + store, {what}", time_graph(calls[0]), num_bytes))
-        results.append(Timing(f"  the same in torch ({equal_parts(ours, theirs)})", time_eager(calls[1]), num_bytes))
+        check = equal(ours, theirs)
+        results.append(Timing(f"decode inputs + store, {what}", time_graph(calls[0]), num_bytes, check=check))
+        results.append(Timing("  the same in torch", time_eager(calls[1]), num_bytes))
     return results
 
 
@@ -84,25 +89,22 @@ def bench_scatter(count: int, rows: int = 256, max_blocks: int = 2560) -> list[T
     pairs = torch.stack([torch.randperm(rows * max_blocks)[:count], torch.arange(1, count + 1)], dim=1).to(DEVICE)
     scatter, reference = rows_module.scatter_pairs, rows_module.scatter_pairs_reference
     scatter(pairs, targets[0]), reference(pairs, targets[1])
-    same, num_bytes = equal_parts(*targets), count * (16 + 4)
+    check, num_bytes = equal(*targets), count * (16 + 4)
     return [
-        Timing(f"scatter {count} pairs", time_graph([lambda: scatter(pairs, targets[0])] * 16), num_bytes),
-        Timing(f"  the same in torch ({same})", time_eager([lambda: reference(pairs, targets[1])] * 16), num_bytes),
+        Timing(f"scatter {count} pairs", time_graph([lambda: scatter(pairs, targets[0])] * 16), num_bytes, check=check),
+        Timing("  the same in torch", time_eager([lambda: reference(pairs, targets[1])] * 16), num_bytes),
     ]
 
 
 def bench_ops() -> list[Timing]:
-    results = []
+    results: list[Timing] = []
     for rows, width in SIZES:
-        for timing in (*bench_rms_norm(rows, width), *bench_silu_and_mul(rows, 3 * width)):
-            results.append(timing)
-            print(timing, flush=True)
+        results += map(shown, (*bench_rms_norm(rows, width), *bench_silu_and_mul(rows, 3 * width)))
     for rows in (1, 32, 256, 8192):
-        for timing in (*bench_embedding(rows), *((*bench_rows(rows), *bench_scatter(rows)) if rows <= 256 else ())):
-            results.append(timing)
-            print(timing, flush=True)
+        results += map(shown, (*bench_embedding(rows), *((*bench_rows(rows), *bench_scatter(rows)) if rows <= 256 else ())))
     return results
 
 
 if __name__ == "__main__":
-    bench_ops()
+    torch.manual_seed(0)
+    sys.exit(exit_status(bench_ops()))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,29 +18,76 @@ COLD_BYTES = 400 * 2**20  # several times an L2 of 50 MB
 
 
 @dataclass(frozen=True)
+class Check:
+    """A kernel's result beside its torch reference's: how much they differ, in words, and whether that is right."""
+
+    words: str
+    right: bool
+
+
+def equal(ours: torch.Tensor, theirs: torch.Tensor) -> Check:
+    """Right if all are the same."""
+    return agree(ours == theirs)
+
+
+def agree(same: torch.Tensor, right: torch.Tensor | None = None) -> Check:
+    """Bool tensors: which results are the reference's, and which are right, if others are, too."""
+    return Check(f"{int(same.sum())} of {same.numel()} equal", bool((same if right is None else right).all()))
+
+
+def close(*pairs: tuple[torch.Tensor, torch.Tensor], tolerance: float) -> Check:
+    """Right if ||ours - theirs|| / ||theirs|| is at most ``tolerance`` in each of the pairs; NaN never is."""
+    errors = [float((ours.float() - theirs.float()).norm() / theirs.float().norm()) for ours, theirs in pairs]
+    return within(errors, tolerance)
+
+
+def within(errors: list[float], tolerance: float) -> Check:
+    wrong = [error for error in errors if not error <= tolerance]
+    return Check(f"err {max(wrong or errors):.1e} of {tolerance:.0e}", not wrong)
+
+
+@dataclass(frozen=True)
 class Timing:
-    """One operation: seconds a call, the bytes and operations that it can't do without."""
+    """One operation: seconds a call, the bytes and operations that it can't do without. ``check`` is None for the reference."""
 
     name: str
     seconds: float
     num_bytes: float
     flops: float = 0.0
+    check: Check | None = None
 
     @property
     def floor(self) -> float:
         return max(self.num_bytes / BANDWIDTH, self.flops / FLOPS)
 
     def __str__(self) -> str:
-        share = self.floor / self.seconds
-        return f"{self.name:56} {self.seconds * 1e6:9.2f} us {self.num_bytes / self.seconds / 1e12:6.2f} TB/s {share:6.1%} of the floor"
+        computes = self.flops / FLOPS > self.num_bytes / BANDWIDTH
+        rate = f"{self.flops / self.seconds / 1e12:5.0f} TFLOP/s" if computes else f"{self.num_bytes / self.seconds / 1e12:8.2f} TB/s"
+        line = f"{self.name:56} {self.seconds * 1e6:9.2f} us {rate} {self.floor / self.seconds:6.1%} of the floor"
+        return line if self.check is None else f"{line}  {self.check.words}{'' if self.check.right else '  WRONG'}"
+
+
+def shown(timing: Timing) -> Timing:
+    print(timing, flush=True)
+    return timing
+
+
+def exit_status(timings: Iterable[Timing]) -> int:
+    """1 if a result is wrong; says which."""
+    wrong = [timing for timing in timings if timing.check is not None and not timing.check.right]
+    for timing in wrong:
+        print(f"The result differs from the reference's: {timing.name} ({timing.check.words})", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 def copies_for(num_bytes: int, most: int = 64) -> int:
-    """How many sets of operands make a round whose data does not fit L2."""
+    """How many sets of operands make a round whose data does not fit L2; two where nothing is really timed."""
+    if DEVICE == "cpu":
+        return 2
     return max(1, min(most, -(-COLD_BYTES // max(1, num_bytes))))
 
 
-def time_graph(calls: list[Callable[[], object]], rounds: int = 5, min_seconds: float = 2e-3) -> float:
+def time_graph(calls: Sequence[Callable[[], object]], rounds: int = 5, min_seconds: float = 2e-3) -> float:
     """Seconds a call, the median of ``rounds``: all calls captured one after another in one CUDA graph, replayed.
 
     Without a GPU (Triton's interpreter, which tests use) a few calls are made, and what they take says nothing.
@@ -68,7 +116,7 @@ def time_graph(calls: list[Callable[[], object]], rounds: int = 5, min_seconds: 
     return statistics.median(once(replays) for _ in range(rounds))
 
 
-def time_eager(calls: list[Callable[[], object]], rounds: int = 5) -> float:
+def time_eager(calls: Sequence[Callable[[], object]], rounds: int = 5) -> float:
     """Seconds a call with its launches, the median of ``rounds``: for what waits for the device, which no graph can hold."""
 
     def once() -> float:
@@ -81,8 +129,3 @@ def time_eager(calls: list[Callable[[], object]], rounds: int = 5) -> float:
 
     once()
     return statistics.median(once() for _ in range(rounds))
-
-
-def equal_parts(ours: torch.Tensor, theirs: torch.Tensor) -> str:
-    """How many results are the reference's, for a line."""
-    return f"{int((ours == theirs).sum())} of {theirs.numel()} equal"

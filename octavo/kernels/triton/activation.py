@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from octavo.kernels.silu_and_mul import GELU, GELU_TANH, SILU
+from octavo.kernels.sizes import cdiv, next_power_of_2
 from octavo.kernels.triton.launch import launch, pdl_options, release, wait
 
 
@@ -50,16 +51,16 @@ def _act_and_mul(x: torch.Tensor, kind: int) -> torch.Tensor:
     out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
-    flat = x.reshape(-1, 2 * width)
+    flat = x if x.dim() == 2 else x.reshape(-1, 2 * width)
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
-    rows = flat.shape[0]
-    block = min(triton.next_power_of_2(width), 1024)
-    columns = triton.cdiv(width, block)
+    rows, result = flat.shape[0], out if out.dim() == 2 else out.view(-1, width)
+    block = min(next_power_of_2(width), 1024)
+    columns = cdiv(width, block)
     for start in range(0, rows, 65535):  # the grid's second dimension ends there
         part = min(65535, rows - start)
         launch(
             _act_and_mul_kernel, (columns, part),
-            (flat[start:], out.view(-1, width)[start:], flat.stride(0)),
+            (flat[start:], result[start:], flat.stride(0)) if start else (flat, result, flat.stride(0)),
             WIDTH=width, BLOCK=block, KIND=kind, num_warps=max(1, min(4, block // 256)), **pdl_options(x),
         )  # fmt: skip
     return out

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo.kernels.sizes import cdiv
 from octavo.kernels.triton.launch import launch, pdl_options, release, wait
 
 _BLOCK_WORDS = 64  # 2,048 tokens a program
@@ -36,6 +37,6 @@ def apply_token_bitmask(logits: torch.Tensor, bits: torch.Tensor, places: torch.
         )
     vocab = logits.shape[1]
     if len(bits):
-        grid = (len(bits), triton.cdiv(vocab, _BLOCK_WORDS * 32))
+        grid = (len(bits), cdiv(vocab, _BLOCK_WORDS * 32))
         args = (logits, logits.stride(0), bits, bits.shape[1], places, vocab)
         launch(_bitmask_kernel, grid, args, BLOCK_WORDS=_BLOCK_WORDS, num_warps=4, **pdl_options(logits))

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from octavo.kernels.sizes import cdiv, next_power_of_2
 from octavo.kernels.triton.launch import launch, pdl_options, release, wait
 
 
@@ -33,10 +34,10 @@ def embedding(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     tokens, (vocab, width) = token_ids.shape[0], weight.shape
     out = torch.empty(tokens, width, dtype=weight.dtype, device=weight.device)
     if tokens:
-        block = min(2048, triton.next_power_of_2(width))
+        block = min(2048, next_power_of_2(width))
         launch(
             _embedding_kernel,
-            (tokens, triton.cdiv(width, block)),
+            (tokens, cdiv(width, block)),
             (token_ids, weight, out, vocab),
             WIDTH=width,
             BLOCK=block,

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-import triton
 
 from octavo.kernels.silu_and_mul import silu_and_mul_reference
+from octavo.kernels.sizes import cdiv, next_power_of_2
 from octavo.kernels.triton.activation import silu_and_mul
 from octavo.kernels.triton.gemv import gemv_kernel, skinny_kernel
 from octavo.kernels.triton.launch import launch, pdl_options
@@ -60,12 +60,12 @@ class LinearConfig:
             return f"unknown kernel {self.kernel!r}"
         if rows > (GEMV_ROWS if self.kernel == "gemv" else MAX_ROWS):
             return f"too many rows for {self.kernel}"
-        steps = triton.cdiv(triton.cdiv(k, self.block_k), self.split_k)
+        steps = cdiv(cdiv(k, self.block_k), self.split_k)
         if self.kernel == "gemv" and steps > _MAX_STEPS:
             return "too many steps to unroll"
         if steps * self.block_k * (self.split_k - 1) >= k:
             return "a split would have nothing to do"
-        tiles = triton.cdiv(weight_rows, self.block_n)
+        tiles = cdiv(weight_rows, self.block_n)
         width = GEMV_ROWS if self.kernel == "gemv" else padded_rows(rows)
         if self.split_k > 1 and (tiles > _COUNTERS or self.split_k * tiles * self.block_n * width > _PARTIAL_FLOATS):
             return "partial sums don't fit the workspace"
@@ -95,7 +95,7 @@ def workspace(device: torch.device) -> Workspace:
 
 def padded_rows(rows: int) -> int:
     """The rows of x that skinny_kernel is compiled for."""
-    return max(16, triton.next_power_of_2(rows))
+    return max(16, next_power_of_2(rows))
 
 
 def bucket_of(rows: int) -> int:
@@ -104,17 +104,17 @@ def bucket_of(rows: int) -> int:
 
 def heuristic(rows: int, weight_rows: int, k: int) -> LinearConfig:
     """A configuration for shapes that nobody measured. rows: one of BUCKETS."""
-    wide = triton.next_power_of_2(k)
+    wide = next_power_of_2(k)
     if rows <= 2 or (rows <= GEMV_ROWS and weight_rows * k <= 2**22):
         block_k = min(wide, 1024 if rows <= 2 else 512)
-        while triton.cdiv(k, block_k) > _MAX_STEPS:
+        while cdiv(k, block_k) > _MAX_STEPS:
             block_k *= 2
         return LinearConfig("gemv", block_n=max(2, (4096 if rows <= 2 else 2048) // block_k), block_k=block_k, num_warps=4, fuse_norm=True)
     if rows > 16:
         return TORCH
     block_k = max(16, min(128, wide))
     config = LinearConfig("dot", block_n=64, block_k=block_k, num_warps=4, num_stages=4, prefetch=min(1024, max(64, wide)))
-    while triton.cdiv(weight_rows, 64) * config.split_k < 264 and config.split_k < 8 and k // (2 * config.split_k) >= 512:
+    while cdiv(weight_rows, 64) * config.split_k < 264 and config.split_k < 8 and k // (2 * config.split_k) >= 512:
         config = LinearConfig(**asdict(config) | {"split_k": 2 * config.split_k})
     return config if config.problem(rows, weight_rows, k) is None else TORCH
 
@@ -233,7 +233,7 @@ def run(
     y = torch.empty(rows, n, dtype=out_dtype or x.dtype, device=x.device)
     total = x if residual is None else torch.empty(rows, k, dtype=x.dtype, device=x.device)
     space = workspace(x.device)
-    grid = (triton.cdiv(weight_rows, config.block_n), config.split_k)
+    grid = (cdiv(weight_rows, config.block_n), config.split_k)
     other = x if residual is None else residual
     kernel = gemv_kernel if config.kernel == "gemv" else skinny_kernel
     if config.kernel == "gemv":
@@ -242,7 +242,7 @@ def run(
             0.0 if norm is None else norm[1], space.partial, space.counters, rows, n, x.stride(0), other.stride(0),
         )  # fmt: skip
         keywords = dict(
-            K=k, ROWS=triton.next_power_of_2(rows), BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT_K=config.split_k,
+            K=k, ROWS=next_power_of_2(rows), BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT_K=config.split_k,
             GATED=gated, HAS_BIAS=bias is not None, HAS_NORM=norm is not None, HAS_RESIDUAL=residual is not None,
             num_warps=config.num_warps, **pdl_options(x),
         )  # fmt: skip

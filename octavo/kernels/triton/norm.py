@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from octavo.kernels.rms_norm import rms_norm_reference
+from octavo.kernels.sizes import next_power_of_2
 from octavo.kernels.triton.launch import launch, pdl_options, release, wait
 
 MAX_WIDTH = 65536  # one program holds a row
@@ -37,7 +38,7 @@ def _rms_norm_kernel(
 
 def _warps(width: int) -> int:
     """8 elements a thread: one access of 16 bytes. Not by the number of rows, so that a row's sum keeps its order."""
-    return max(1, min(16, triton.next_power_of_2(width) // 256))
+    return max(1, min(16, next_power_of_2(width) // 256))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,15 +55,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
         return rms_norm_reference(x, weight, eps, residual)
     flat = _rows(x, width)
     rows = flat.shape[0]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = x if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = x.new_empty(x.shape)
+    total = x if residual is None else x.new_empty(x.shape)
     if rows == 0:
         return out, total
     other = flat if residual is None else _rows(residual, width)
     launch(
         _rms_norm_kernel, (rows,),
-        (flat, other, weight.contiguous(), out, total, eps, flat.stride(0), other.stride(0)),
-        WIDTH=width, BLOCK=triton.next_power_of_2(width), HAS_RESIDUAL=residual is not None,
+        (flat, other, weight if weight.is_contiguous() else weight.contiguous(), out, total, eps, flat.stride(0), other.stride(0)),
+        WIDTH=width, BLOCK=next_power_of_2(width), HAS_RESIDUAL=residual is not None,
         num_warps=_warps(width), **pdl_options(x),
     )  # fmt: skip
     return out, total

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo.kernels.sizes import cdiv
 from octavo.kernels.triton.launch import launch, pdl_options, release, wait
 
 _BLOCK = 128
@@ -100,7 +101,7 @@ def decode_inputs(
         return out
     options = pdl_options(row_index)
     launch(
-        _decode_inputs_kernel, (triton.cdiv(places, _BLOCK),),
+        _decode_inputs_kernel, (cdiv(places, _BLOCK),),
         (row_index, last_token, num_computed, block_table, block_table.stride(0),
         out.token_ids, out.positions, out.slots, out.seq_lens,
         places, dummy_row, dummy_len),
@@ -109,7 +110,7 @@ def decode_inputs(
     if out.block_tables is not None:
         width = block_table.shape[1]
         launch(
-            _tables_kernel, (places, triton.cdiv(width, 512)),
+            _tables_kernel, (places, cdiv(width, 512)),
             (row_index, block_table, block_table.stride(0), out.seq_lens, out.block_tables),
             WIDTH=width, BLOCK_SIZE=block_size, BLOCK=512, num_warps=4, **options,
         )  # fmt: skip
@@ -169,7 +170,7 @@ def store_tokens(
     if places:
         launch(
             _store_tokens_kernel,
-            (triton.cdiv(places, _BLOCK),),
+            (cdiv(places, _BLOCK),),
             (row_index, tokens, last_token, num_computed, places, dummy_row),
             BLOCK=_BLOCK,
             num_warps=4,
@@ -209,7 +210,7 @@ def scatter_pairs(pairs: torch.Tensor, target: torch.Tensor) -> None:
     if count:
         launch(
             _scatter_kernel,
-            (triton.cdiv(count, _BLOCK),),
+            (cdiv(count, _BLOCK),),
             (pairs, target, count, target.numel()),
             BLOCK=_BLOCK,
             num_warps=4,

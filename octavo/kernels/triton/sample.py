@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo.kernels.sizes import cdiv, next_power_of_2
 from octavo.kernels.triton import draw
 from octavo.kernels.triton.draw import from_order_bits, gumbel, kth_largest, order_bits, search, stream_state, totals, weight_of
 from octavo.kernels.triton.launch import launch, pdl_options, release, skipping, wait
@@ -330,7 +331,7 @@ def sample_rows(
     tokens = torch.empty(rows, dtype=torch.int64, device=device) if out is None else out
     if rows == 0:
         return tokens
-    blocks, peaks = triton.cdiv(vocab, BLOCK), triton.cdiv(vocab, PEAK)
+    blocks, peaks = cdiv(vocab, BLOCK), cdiv(vocab, PEAK)
     best = torch.empty(rows, blocks, dtype=torch.int64, device=device)
     bad = score = token = mass = peak = runs = values = ids = best  # stand-ins for what the mode does not touch
     if mode >= PLAIN:
@@ -351,8 +352,8 @@ def sample_rows(
     launch(
         _choose_kernel, (rows,),
         (*shared, runs, values, ids, tokens),
-        VOCAB=vocab, BLOCKS=blocks, BLOCKS_PADDED=triton.next_power_of_2(blocks), PEAKS=peaks,
-        PEAKS_PADDED=triton.next_power_of_2(peaks), CANDIDATES=CANDIDATES, BLOCK=BLOCK, PASS=PASS,
+        VOCAB=vocab, BLOCKS=blocks, BLOCKS_PADDED=next_power_of_2(blocks), PEAKS=peaks,
+        PEAKS_PADDED=next_power_of_2(peaks), CANDIDATES=CANDIDATES, BLOCK=BLOCK, PASS=PASS,
         num_warps=16 if mode == TRUNCATED else 1, **options,
     )  # fmt: skip
     return tokens.zero_() if skipping() else tokens  # a trial looks up what it has drawn
