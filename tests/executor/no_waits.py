@@ -138,7 +138,7 @@ def pretended_gpu() -> Iterator[FakeTensorMode]:
     patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     patch.setattr(attention, "_multiprocessors", lambda device: 4)
-    patch.setattr(GraphPool, "run", lambda self, key, body: body())
+    patch.setattr(GraphPool, "run", lambda self, key, body, *_: body())
     patch.setattr(SwapSpace, "_measure", lambda self: 0.0)
     linear.workspace.cache_clear()
     try:
