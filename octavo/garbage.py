@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Iterator
 
 RARE = (20_000, 20, 50)  # gc's thresholds
@@ -20,18 +21,26 @@ def collect_rarely() -> None:
     gc.set_threshold(*RARE)
 
 
+_lock = threading.Lock()
+_asked: list[tuple[int, int, int]] = []  # for each who is in there now, the thresholds of the process before any of them
+
+
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
     """Hardly any full collection for a while, in a process of others: afterwards their thresholds are what they were.
 
-    Nothing is frozen: objects of others may be already (some interpreters start with some), and nobody could tell whose to thaw.
+    Several threads may be in there: the last one out puts back what the first one found. Nothing is frozen: objects of others may be
+    already (some interpreters start with some), and nobody could tell whose to thaw.
     """
-    thresholds = gc.get_threshold()
-    if thresholds[0] == 0:  # turned off: they know better
-        yield
-        return
-    gc.set_threshold(*(max(pair) for pair in zip(RARE, thresholds, strict=True)))
+    with _lock:
+        thresholds = _asked[0] if _asked else gc.get_threshold()
+        if not _asked and thresholds[0]:  # 0: turned off, they know better
+            gc.set_threshold(*(max(pair) for pair in zip(RARE, thresholds, strict=True)))
+        _asked.append(thresholds)
     try:
         yield
     finally:
-        gc.set_threshold(*thresholds)
+        with _lock:
+            _asked.pop()
+            if not _asked:
+                gc.set_threshold(*thresholds)
