@@ -19,7 +19,7 @@ from octavo.bench.words import POEM_TASK, verse
 from octavo.errors import ConfigError
 
 T = TypeVar("T")
-ALIKE = "This model's tokenizer makes the same token of most words, so all texts would be one prompt."
+ALIKE = "This model's tokenizer makes the same token of most words, or none, so all texts would be one prompt."
 DEFAULT_VOCAB = 32000  # of a server that cannot be asked: nearly every model has as many
 DEFAULT_CUSTOM_OUTPUT_LEN = 256
 COUNTING_AT_ONCE = 16

@@ -149,9 +149,12 @@ def _clean_words(pieces: list[str]) -> list[str]:
 
 
 async def all_alike(counter: Counter, text: str) -> bool:
-    """Whether one token stands for more than half of the text, as <unk> does for words that a tokenizer doesn't know."""
+    """Whether one token stands for more than half of the text, as <unk> does for words that a tokenizer doesn't know; or none does, where
+    there is no <unk>."""
     ids = await _asked(counter.token_ids, text)
-    return bool(ids) and max(Tally(ids).values()) > len(ids) / 2
+    if ids:
+        return max(Tally(ids).values()) > len(ids) / 2
+    return await _asked(counter.count, text + text) <= await _asked(counter.count, text)  # else they can't be seen
 
 
 class TextMaker:

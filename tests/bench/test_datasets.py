@@ -115,6 +115,26 @@ def test_tokens_that_cannot_be_seen_are_taken_to_differ() -> None:
     assert all(isinstance(p.content, str) for p in make(3, Blind(), random_input_len=40))
 
 
+@pytest.mark.parametrize("around", [0, 2])
+def test_words_of_no_tokens(around: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tokenizer without <unk> leaves out what it doesn't know: no text gets longer by such words."""
+
+    class Deaf(Counter):
+        async def count(self, text: str) -> int:
+            return self.around
+
+        async def token_ids(self, text: str) -> list[int]:
+            return []
+
+    prompts = make(3, Deaf(around), random_input_len=40)
+    assert all(isinstance(p.content, list) and len(p.content) == 40 for p in prompts)
+    assert "or none" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="or none.*--prompt-format token-ids"):
+        make(3, Deaf(around), prompt_format="text", random_input_len=40)
+    with pytest.raises(ConfigError, match="or none.*--dataset-name random"):
+        make(3, Deaf(around), dataset_name="sonnet")
+
+
 def test_a_length_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match="No text of 20 tokens"):
         make(1, Counter(around=30), random_input_len=20)
