@@ -8,9 +8,10 @@ Every running stream waits for the whole step, so prompt tokens beside decodes a
     a line    so long that the line is done in ``LINE_STEPS`` steps, up to ``patience``: ``PATIENCE_SHARE`` times the decodes
               alone (prompts then get three quarters of the device, however slow decodes are) or ``patience_s``, a gap that no
               reader notices.
-    a crowd   when the prompts *behind* the first in line would take ``CROWD_LINE`` times ``patience``: ``CROWD_SHARE`` times the
-              decodes alone, or ``crowd_s``, until the crowd is gone. Each step pays for its decodes again, so all who wait
-              would pay for many small steps, and the streams have a few long gaps rather than many that are half as long.
+    a crowd   when the prompts *behind* the first in line would take ``CROWD_LINE`` times ``patience`` and are at least ``MANY``
+              as many as the decodes, or would take ``LONG_LINE`` times ``patience`` however many streams there are:
+              ``CROWD_SHARE`` times the decodes alone, or ``crowd_s``, until the crowd is gone. Each step pays for its decodes
+              again, so all who wait would pay for many small steps; but where few wait, many streams would for a few long ones.
               One long prompt alone is no crowd, and slows nobody further.
 
 What fits within the limit is then cut to an even size, on a GPU to one with which decodes and prompts together fill whole tiles of
@@ -33,6 +34,8 @@ CALM_SHARE = 2.0
 LINE_STEPS = 4
 PATIENCE_SHARE = 4.0
 CROWD_LINE = 5.0
+MANY = 0.5
+LONG_LINE = 15.0
 CROWD_SHARE = 8.0
 NO_LIMIT = 1 << 30
 
@@ -81,6 +84,7 @@ class Line:
     start: int  # computed tokens of the first
     first: int  # tokens of the first that are still to run
     behind: int  # tokens of the others that are still to run
+    prompts: int  # how many they are
 
 
 class Room:
@@ -159,13 +163,14 @@ class Pace:
 
     def _limit(self, rule: PaceRule, work: StepWork, decodes_s: float, line: Line) -> tuple[float, bool]:
         """The longest step, in seconds, and whether a crowd is waiting. ``decodes_s``: the decodes' share of it."""
-        alone_s = self.costs.predict(work)
+        alone_s = max(self.costs.predict(work), decodes_s)  # the fit of decodes alone forgets large batches while prompts never cease
         behind_s = self.costs.chunk_seconds(0, line.behind)
         if rule.itl_slo_s is not None:
             limit = rule.itl_slo_s * SLO_SHARE
             return limit, behind_s > CROWD_LINE * limit
         patience = max(PATIENCE_SHARE * alone_s, rule.patience_s)
-        if behind_s > CROWD_LINE * patience:
+        lines = behind_s / patience
+        if lines > LONG_LINE or (lines > CROWD_LINE and line.prompts > MANY * work.decodes):
             return max(CROWD_SHARE * alone_s, rule.crowd_s), True
         calm = max(CALM_SHARE * alone_s, rule.calm_s)
         lined = decodes_s + (self.costs.chunk_seconds(line.start, line.first) + behind_s) / LINE_STEPS

@@ -241,7 +241,7 @@ class Scheduler:
         left = [seq.num_prefill - seq.num_computed for seq in prefills]
         left += [int(uncached * len(seq.tokens)) if seq.swapped is None else len(seq.tokens) - seq.swapped.num_computed for seq in waiting]
         first = left[0] if left else 0
-        return Line(prefills[0].num_computed if prefills else 0, first, sum(left) - first)
+        return Line(prefills[0].num_computed if prefills else 0, first, sum(left) - first, len(left))
 
     def _grow(self, seq: Sequence, plan: StepPlan) -> bool:
         """Make the next position writable, at the cost of those behind; False if ``seq`` itself had to give way."""

@@ -42,6 +42,11 @@ def taken(room: Room, prompts: list[int]) -> list[int]:
     return counts
 
 
+def a_line(first: int, behind: int, prompts: int | None = None) -> Line:
+    """Prompts of 512 tokens behind the first, unless said."""
+    return Line(0, first, behind, 1 + behind // 512 if prompts is None else prompts)
+
+
 def seconds_of(counts: list[int]) -> float:
     return STEP + TOKEN * sum(counts)
 
@@ -54,14 +59,14 @@ def test_without_a_rule_the_budget_is_all() -> None:
     pace = Pace(BUDGET, None, max_num_seqs=ROWS)
     pace.observe(StepWork(decodes=1, context=10, rows=1), 1.0)
     assert pace.costs.decode.count == 0
-    assert taken(pace.room(DECODES, Line(0, 9000, 0)), [9000]) == [BUDGET - 50]
+    assert taken(pace.room(DECODES, a_line(9000, 0)), [9000]) == [BUDGET - 50]
 
 
 @pytest.mark.parametrize("slo", [6, 10, 25, 60])
 def test_an_slo_bounds_the_step(slo: float) -> None:
     """Also when a crowd waits."""
     for behind in (0, 100_000):
-        counts = taken(make(slo).room(DECODES, Line(0, 3000, behind)), [3000] * (1 + behind // 3000))
+        counts = taken(make(slo).room(DECODES, a_line(3000, behind)), [3000] * (1 + behind // 3000))
         assert seconds_of(counts) <= slo / 1e3
         assert seconds_of(counts) > SLO_SHARE * slo / 1e3 / 2 or sum(counts) == RULES["cuda"].most_tokens  # sizes are even
 
@@ -69,9 +74,9 @@ def test_an_slo_bounds_the_step(slo: float) -> None:
 @pytest.mark.parametrize("slo", [0.001, 3])
 def test_prompts_progress_whatever_the_slo(slo: float) -> None:
     minimal = RULES["cuda"].minimal
-    assert taken(make(slo).room(DECODES, Line(0, 3000, 3000)), [3000, 3000]) == [minimal]
-    assert taken(make(slo).room(DECODES, Line(0, 10, 3000)), [10, 3000]) == [10]
-    assert taken(make(slo).room(StepWork(decodes=BUDGET - 5, context=BUDGET, rows=BUDGET - 5), Line(0, 3000, 0)), [3000]) == [5]
+    assert taken(make(slo).room(DECODES, a_line(3000, 3000)), [3000, 3000]) == [minimal]
+    assert taken(make(slo).room(DECODES, a_line(10, 3000)), [10, 3000]) == [10]
+    assert taken(make(slo).room(StepWork(decodes=BUDGET - 5, context=BUDGET, rows=BUDGET - 5), a_line(3000, 0)), [3000]) == [5]
 
 
 def test_the_limit_grows_with_the_line() -> None:
@@ -79,14 +84,18 @@ def test_the_limit_grows_with_the_line() -> None:
     rule, pace = RULES["cuda"], make()
     pace.costs.most_tokens = BUDGET
 
-    def seconds(first: int, behind: int) -> float:
-        return seconds_of(taken(pace.room(DECODES, Line(0, first, behind)), [first] + [512] * (behind // 512)))
+    def seconds(first: int, behind: int, prompts: int | None = None) -> float:
+        return seconds_of(taken(pace.room(DECODES, a_line(first, behind, prompts)), [first] + [512] * (behind // 512)))
 
     assert seconds(512, 0) <= rule.calm_s
     assert rule.calm_s < seconds(4000, 0) <= rule.patience_s
     assert seconds(100_000, 0) <= rule.patience_s
     assert seconds(512, 4500) <= rule.patience_s  # 90 ms of prompts behind the first: a line yet
-    assert rule.crowd_s * 0.9 < seconds(512, 7200) <= rule.crowd_s  # 144 ms: a crowd
+    assert seconds(512, 7200) <= rule.patience_s  # 144 ms, but of 15 prompts for 50 streams
+    assert seconds(512, 7200, 25) <= rule.patience_s and seconds(512, 4500, 40) <= rule.patience_s
+    assert rule.crowd_s * 0.9 < seconds(512, 7200, 26) <= rule.crowd_s  # of 26: a crowd
+    assert seconds(512, 18_500, 20) <= rule.patience_s  # 370 ms
+    assert rule.crowd_s * 0.9 < seconds(512, 19_000, 20) <= rule.crowd_s  # 380: a crowd, however few they are
     assert rule.crowd_s * 0.9 < seconds(512, 10**6) <= rule.crowd_s
 
 
@@ -96,37 +105,37 @@ def test_a_crowds_step_grows_with_its_decodes() -> None:
     pace.costs.most_tokens = BUDGET
     pace.costs.decode.coefficients[:] = pace.costs.prompt.coefficients[2:] = [0.0, 0.0, 5 * STEP]
     assert CROWD_SHARE * 5 * STEP > RULES["cuda"].crowd_s
-    counts = taken(pace.room(DECODES, Line(0, 512, 10**6)), [512] * 2000)
+    counts = taken(pace.room(DECODES, a_line(512, 10**6)), [512] * 2000)
     assert 0.9 < (5 * STEP + TOKEN * sum(counts)) / (CROWD_SHARE * 5 * STEP) <= 1.0
 
 
 def test_beside_decodes_steps_are_what_graphs_hold_but_in_a_crowd() -> None:
     pace = make(itl_slo_ms=500)
-    assert taken(pace.room(DECODES, Line(0, 5000, 0)), [5000]) == [2048 - 64]  # 50 decodes are padded to 64
-    assert taken(pace.room(DECODES, Line(0, 10, 190)), [10] * 20) == [10] * 8
-    assert taken(pace.room(DECODES, Line(0, 100, 10**6)), [100] * 200) == [100] * 40  # twice what was tried
+    assert taken(pace.room(DECODES, a_line(5000, 0)), [5000]) == [2048 - 64]  # 50 decodes are padded to 64
+    assert taken(pace.room(DECODES, a_line(10, 190)), [10] * 20) == [10] * 8
+    assert taken(pace.room(DECODES, a_line(100, 10**6)), [100] * 200) == [100] * 40  # twice what was tried
 
 
 @pytest.mark.parametrize(("max_num_seqs", "padded"), [(1024, 192), (140, 140), (130, 130)])
 def test_decodes_are_padded_to_no_more_than_there_can_be(max_num_seqs: int, padded: int) -> None:
     """Prompts are not cut shorter for decodes that never come."""
     pace, decodes = make(itl_slo_ms=500, max_num_seqs=max_num_seqs), replace(DECODES, decodes=130, rows=130)
-    assert taken(pace.room(decodes, Line(0, 5000, 0)), [5000]) == [(2048 - padded) // 16 * 16]
+    assert taken(pace.room(decodes, a_line(5000, 0)), [5000]) == [(2048 - padded) // 16 * 16]
 
 
 def test_a_chunk_far_into_a_prompt_is_smaller() -> None:
     pace = make(itl_slo_ms=25)
     pace.costs.prompt.coefficients[1] = 1e-9
-    counts = [pace.room(DECODES, Line(start, 5000, 0)).fit(start, 5000) for start in (0, 20_000, 200_000)]
+    counts = [pace.room(DECODES, Line(start, 5000, 0, 1)).fit(start, 5000) for start in (0, 20_000, 200_000)]
     assert counts[0] > counts[1] > counts[2] >= RULES["cuda"].minimal
-    room = pace.room(DECODES, Line(0, 100, 5000))  # the first is short, the second lies far out
+    room = pace.room(DECODES, a_line(100, 5000))  # the first is short, the second lies far out
     room.take(0, 100)
     assert 0 < room.fit(200_000, 5000) < counts[0] - 100
 
 
 def test_what_was_not_tried_is_approached_by_doubling() -> None:
     pace = Pace(BUDGET, rule_for("cuda", 1000), max_num_seqs=ROWS)
-    line, got = Line(0, 100_000, 10**9), []
+    line, got = a_line(100_000, 10**9), []
     for _ in range(6):
         count = pace.room(DECODES, line).fit(0, 100_000)  # a crowd, once it is known how long prompts take
         got.append(count)
