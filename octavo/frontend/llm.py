@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -55,6 +56,7 @@ class LLM(Embedding):
         self.roles = resolve_roles(self.config, self.model_config)
         self.grammars = GrammarCompiler(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
         self._ids = itertools.count()
+        self._turn = threading.RLock()  # threads that share an LLM run their batches one after another
 
         prepare_cpu_libraries()
         from octavo.executor.local import resolve_device  # imports torch
@@ -204,14 +206,16 @@ class LLM(Embedding):
         ]
         states: dict[str, RequestOutputs] = {}
         results: dict[str, RequestOutput] = {}
-        try:
-            for prompt, p, request in zip(prompts, params, requests, strict=True):
-                states[request.request_id] = RequestOutputs(request.request_id, prompt.text, request.prompt_token_ids, p, self.tokenizer)
-                self.engine.add_request(request)
-            self._loop(states, results, use_tqdm)
-        except BaseException:  # Ctrl-C too, in the middle of a step: the next call starts from nothing
-            self.engine.abandon()
-            raise
+        for prompt, p, request in zip(prompts, params, requests, strict=True):
+            states[request.request_id] = RequestOutputs(request.request_id, prompt.text, request.prompt_token_ids, p, self.tokenizer)
+        with self._turn:
+            try:
+                for request in requests:
+                    self.engine.add_request(request)
+                self._loop(states, results, use_tqdm)
+            except BaseException:  # Ctrl-C too, in the middle of a step: the next call starts from nothing
+                self.engine.abandon()
+                raise
         return [results[r.request_id] for r in requests]
 
     def _loop(self, states: dict[str, RequestOutputs], results: dict[str, RequestOutput], use_tqdm: bool) -> None:

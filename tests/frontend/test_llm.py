@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +279,19 @@ def test_a_caller_who_collects_less_often_is_left_alone(llm: LLM, chosen: tuple[
         assert gc.get_threshold() == chosen
     finally:
         gc.set_threshold(*before)
+
+
+def test_threads_that_share_an_llm_take_turns(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, step, results = [ids(llm, "abc"), ids(llm, "x")], llm.engine.step, {}
+    second = threading.Thread(target=lambda: results.update(x=ids(llm, "x")))
+
+    def stepped() -> Any:
+        if second.ident is None:  # in the middle of the first one's batch
+            second.start()
+            second.join(0.2)
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", stepped)
+    first = ids(llm, "abc")
+    second.join(20)
+    assert [first, results["x"]] == expected
