@@ -3,6 +3,7 @@
 
     python scripts/simulate_serving.py                      today's rule and the token budget alone, on the loads of docs/performance.md
     python scripts/simulate_serving.py --loads c50 r10 --grid steps.json
+    python scripts/simulate_serving.py --loads c50 c200 all1000 --after r10       as scripts/gpu/compare.py runs them
 
 Clients (N at a time, the first N all at once; or arriving at random) send requests; each step takes the time that a formula says,
 with numbers fitted to an H200. ``--grid`` corrects it by measurements: a JSON list of objects with ``decodes``, ``context`` (tokens of
@@ -153,14 +154,17 @@ LOADS: dict[str, tuple[str, Load]] = {
 }
 
 
-def play(name: str, rule: PaceRule | None, grid: str | None = None, seed: int = 0, noise: float = 0.02) -> Measured:
-    """One load under one rule, or under the token budget alone; the cost model has seen it once before."""
+def play(
+    name: str, rule: PaceRule | None, grid: str | None = None, seed: int = 0, noise: float = 0.02, after: str | None = None
+) -> Measured:
+    """One load under one rule, or under the token budget alone; the cost model has seen ``after`` before, or the same load once."""
     model, load = LOADS[name]
+    before = LOADS[after or name][1]
     gpu = MODELS[model]
     if grid:
         gpu = gpu.corrected(grid)
     warm = simulate(
-        gpu, replace(load, requests=min(load.requests, 200)), rule, max_num_seqs=MAX_ROWS, seed=seed + 7, noise=noise, pauses=False
+        gpu, replace(before, requests=min(before.requests, 200)), rule, max_num_seqs=MAX_ROWS, seed=seed + 7, noise=noise, pauses=False
     )
     return simulate(gpu, load, rule, max_num_seqs=MAX_ROWS, seed=seed, noise=noise, pace=warm.engine.scheduler.pace, pauses=False)
 
@@ -182,6 +186,7 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", choices=["octavo", "greedy"], default=["octavo", "greedy"])
     parser.add_argument("--itl-slo-ms", type=float, help="for octavo")
     parser.add_argument("--grid", help="a JSON file of measured steps of the loads' model")
+    parser.add_argument("--after", choices=LOADS, metavar="LOAD", help="what the cost model has learnt from (default: the load itself)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.grid and len({LOADS[name][0] for name in args.loads}) > 1:
@@ -190,7 +195,7 @@ def main() -> None:
     print(HEADING)
     for name in args.loads:
         for label in args.rules:
-            print(line(name, label, play(name, rules[label], args.grid, args.seed)), flush=True)
+            print(line(name, label, play(name, rules[label], args.grid, args.seed, after=args.after)), flush=True)
 
 
 if __name__ == "__main__":
