@@ -25,6 +25,7 @@ from octavo.kernels.decode_attention import DecodeWorkspace, decode_attention, m
 from octavo.kernels.decode_config import BATCHES, DecodeConfig, decode_config
 from octavo.kernels.extend_attention import ExtendConfig, extend_attention, extend_config
 from octavo.kernels.new_tokens import NewTokens
+from octavo.kernels.sizes import next_power_of_2
 from octavo.kernels.write_kv import write_kv
 
 EXTRA = "triton"  # the backend's key in AttentionMetadata.extra: which task lists this step has made
@@ -85,7 +86,7 @@ class TritonAttention:
         """Forget the task lists of the step before; each is made when the first layer asks for it."""
         metadata.extra[EXTRA] = {}
         if metadata.num_decodes > self._max_seqs:
-            self._reserve(max(1024, 1 << (metadata.num_decodes - 1).bit_length()))
+            self._reserve(max(1024, next_power_of_2(metadata.num_decodes)))
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayerSpec, kv_cache: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """See AttentionBackend. Rows past the step's tokens become zero."""
@@ -98,14 +99,15 @@ class TritonAttention:
         fresh = len(metadata.extra[EXTRA]) > planned
         decodes_only = metadata.num_decodes == metadata.num_seqs  # beside prompts write_kv is launched anyway
         fused = isinstance(plan, DecodePlan) and decodes_only and metadata.num_decodes <= self._fused_write
-        self._write(qkv, layer, kv_cache, metadata, metadata.num_decodes if fused else 0)
+        if not fused:
+            self._write(qkv, layer, kv_cache, metadata)
         out = qkv.new_empty(qkv.shape[0], layer.num_heads * layer.head_dim)
         if plan is not None:
             new = self._new_tokens(layer, metadata) if fused else None
             self.decode(qkv, layer, kv_cache, metadata, plan, out, new, fresh)
-        if metadata.num_seqs > metadata.num_decodes:
+        if not decodes_only:
             self.extend(qkv, layer, kv_cache, metadata, out)
-        used = metadata.num_decodes if metadata.num_seqs == metadata.num_decodes else metadata.num_tokens
+        used = metadata.num_decodes if decodes_only else metadata.num_tokens
         if out.shape[0] > used:
             out[used:].zero_()
         return out
@@ -151,11 +153,10 @@ class TritonAttention:
             window=layer.sliding_window, soft_cap=layer.logit_soft_cap, config=config,
         )  # fmt: skip
 
-    def _write(self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata, first: int) -> None:
-        """Of the tokens from ``first`` on."""
+    def _write(self, qkv: torch.Tensor, layer: AttentionLayerSpec, cache: torch.Tensor, m: AttentionMetadata) -> None:
         positions, slots = m.positions, m.slots
-        if first or len(positions) > m.num_tokens:  # slicing takes the host as long as a launch
-            qkv, positions, slots = qkv[first:], positions[first : m.num_tokens], slots[first : m.num_tokens]
+        if len(positions) > m.num_tokens:  # slicing takes the host as long as a launch
+            positions, slots = positions[: m.num_tokens], slots[: m.num_tokens]
         write_kv(
             qkv, cache, positions, slots,
             layer.num_heads, layer.num_kv_heads, layer.rope_cos_sin, layer.rope_interleaved,

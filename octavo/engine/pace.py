@@ -8,8 +8,8 @@ Every running stream waits for the whole step, so prompt tokens beside decodes a
     a line    so long that the line is done in ``LINE_STEPS`` steps, up to ``patience``: ``PATIENCE_SHARE`` times the decodes
               alone (prompts then get three quarters of the device, however slow decodes are) or ``patience_s``, a gap that no
               reader notices.
-    a crowd   when the prompts *behind* the first in line would take ``CROWD_LINE`` times ``patience`` and are at least ``MANY``
-              as many as the decodes, or would take ``LONG_LINE`` times ``patience`` however many streams there are:
+    a crowd   when the prompts *behind* the first in line would take ``CROWD_LINE`` times ``patience``, and all in line are more
+              than ``MANY`` times the decodes, or they would take ``LONG_LINE`` times ``patience`` however many streams there are:
               ``CROWD_SHARE`` times the decodes alone, or ``crowd_s``, until the crowd is gone. Each step pays for its decodes
               again, so all who wait would pay for many small steps; but where few wait, many streams would for a few long ones.
               One long prompt alone is no crowd, and slows nobody further.

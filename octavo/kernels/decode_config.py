@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from octavo.kernels.sizes import next_power_of_2
+
 CONFIG_FILE = Path(__file__).with_name("decode_attention_configs.json")
 BATCHES = (4, 8, 32, 128)  # sequences: up to each of them, and more than the last, may be launched differently
 FIXED = ("block_n", "num_warps", "min_chunk")  # fields that may not
@@ -54,7 +56,7 @@ def batch_class(batch: int) -> int:
 
 def heuristic(head_dim: int, group: int, dtype: torch.dtype) -> DecodeConfig:
     """For shapes that are not in the table: three programs a multiprocessor with two tiles on their way each, if there is room."""
-    wide = max(16, 1 << (head_dim - 1).bit_length()) * dtype.itemsize  # bytes of a token's K
+    wide = max(16, next_power_of_2(head_dim)) * dtype.itemsize  # bytes of a token's K
     if dtype.itemsize == 1:  # converted in registers, which takes many
         return DecodeConfig(num_stages=4 if wide <= 128 else 3)
     if wide <= 64:
