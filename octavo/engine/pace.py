@@ -10,7 +10,7 @@ Every running stream waits for the whole step, so prompt tokens beside decodes a
               reader notices.
     a crowd   when the prompts *behind* the first in line would take ``CROWD_LINE`` times ``patience``, and all in line are more
               than ``MANY`` times the decodes, or they would take ``LONG_LINE`` times ``patience`` however many streams there are:
-              ``CROWD_SHARE`` times the decodes alone, or ``crowd_s``, until the crowd is gone. Each step pays for its decodes
+              ``crowd_share`` times the decodes alone, or ``crowd_s``, until the crowd is gone. Each step pays for its decodes
               again, so all who wait would pay for many small steps; but where few wait, many streams would for a few long ones.
               One long prompt alone is no crowd, and slows nobody further.
 
@@ -36,7 +36,6 @@ PATIENCE_SHARE = 4.0
 CROWD_LINE = 5.0
 MANY = 0.5
 LONG_LINE = 15.0
-CROWD_SHARE = 8.0
 NO_LIMIT = 1 << 30
 
 
@@ -47,6 +46,7 @@ class PaceRule:
     calm_s: float
     patience_s: float
     crowd_s: float
+    crowd_share: float
     minimal: int  # prompt tokens; also the least that is worth starting one more prompt for
     untried: int  # prompt tokens beside decodes before a step with prompts was measured; after that twice the most measured
     most_tokens: int  # prompt tokens beside decodes, but for a crowd
@@ -62,13 +62,23 @@ RULES = {
         calm_s=0.010,
         patience_s=0.025,
         crowd_s=0.150,
+        crowd_share=14.0,
         minimal=64,
         untried=512,
         most_tokens=GRAPH_PROMPT_TOKENS,
         most_prompts=MAX_PROMPTS,
         captured=True,
     ),
-    "cpu": PaceRule(calm_s=0.050, patience_s=0.150, crowd_s=0.200, minimal=16, untried=64, most_tokens=NO_LIMIT, most_prompts=NO_LIMIT),
+    "cpu": PaceRule(
+        calm_s=0.050,
+        patience_s=0.150,
+        crowd_s=0.200,
+        crowd_share=8.0,
+        minimal=16,
+        untried=64,
+        most_tokens=NO_LIMIT,
+        most_prompts=NO_LIMIT,
+    ),
 }
 
 
@@ -171,7 +181,7 @@ class Pace:
         patience = max(PATIENCE_SHARE * alone_s, rule.patience_s)
         lines = behind_s / patience
         if lines > LONG_LINE or (lines > CROWD_LINE and line.prompts > MANY * work.decodes):
-            return max(CROWD_SHARE * alone_s, rule.crowd_s), True
+            return max(rule.crowd_share * alone_s, rule.crowd_s), True
         calm = max(CALM_SHARE * alone_s, rule.calm_s)
         lined = decodes_s + (self.costs.chunk_seconds(line.start, line.first) + behind_s) / LINE_STEPS
         return max(calm, min(lined, patience)), False

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -23,34 +25,50 @@ class CapturedStep:
     output: torch.Tensor
 
 
+# How often a step that streams wait for runs without a graph before it is captured, if no thread can do that meanwhile. It takes 30 ms,
+# launching the kernels one by one 10 more than replaying them: so neither costs more than twice what was unavoidable.
+TIMES_BESIDE = 3
+
+
 class GraphPool:
     """Captures step bodies on a CUDA device; elsewhere runs them as they are (tests on the CPU).
 
     A body reads and writes fixed buffers only, and advances the rows; so it can be run again as it is. A step that comes for the first
-    time is run so, and captured when it comes again, or later: its streams wait for one or the other, never for both, and what comes
-    seldom (of prompts beside decodes there are many kinds) is never captured at all.
+    time is run so, and captured when it comes again: what comes seldom is never captured. Steps with streams beside them are captured by
+    a thread, and run without a graph until it is done: capturing launches nothing, so the host goes on submitting steps, and the streams
+    wait for neither. (Python's lock changes hands at every launch of either.)
     """
 
     def __init__(self, rows: BatchRows) -> None:
         self.rows = rows
         self.on_gpu = rows.device.type == "cuda"
+        self.has_room: Callable[[], bool] = lambda: True  # for a graph, and for what steps allocate while one is captured
         self.steps: dict[Hashable, CapturedStep] = {}
         self._ran: Counter[Hashable] = Counter()  # without a graph: their kernels are compiled, their workspaces made
         self._reserved: torch.cuda.CUDAGraph | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._behind: tuple[Hashable, Future[CapturedStep]] | None = None  # what the thread captures
+        self._refused = False  # a capture of the thread's failed: no more of them
         if self.on_gpu:
             self.pool = torch.cuda.graph_pool_handle()
             self.stream = torch.cuda.Stream(rows.device)
 
-    def run(self, key: Hashable, body: Callable[[], torch.Tensor], times: int = 1) -> torch.Tensor:
-        """The body's output, by replaying what was captured under ``key``, or running the body if that was not done ``times`` times."""
+    def run(self, key: Hashable, body: Callable[[], torch.Tensor], beside: bool = False) -> torch.Tensor:
+        """The body's output, by replaying what was captured under ``key``, or by running it. ``beside``: streams wait for the step."""
         if not self.on_gpu:
             return body()
+        if self._behind is not None:
+            self._take()
         step = self.steps.get(key)
         if step is None:
-            if self._ran[key] < times:
+            ran = self._ran[key]
+            now = ran > 0 and self._behind is None
+            if now and beside:
+                now = not self._capture_behind(key, body) and ran >= TIMES_BESIDE
+            if not now:
                 output = body()
                 self._ran[key] += 1
-                logger.debug("step %s ran without a graph, %d of %d times", key, self._ran[key], times)
+                logger.debug("step %s ran without a graph, %d times", key, self._ran[key])
                 return output
             step = self.capture(key, body)
         step.graph.replay()
@@ -77,33 +95,71 @@ class GraphPool:
 
     def capture(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep:
         """Record the body. One that never ran is run before (compiles kernels, sizes workspaces), and what that did to the rows undone."""
-        times = [time.perf_counter()]
+        self._take(wait=True)
         if key not in self._ran:
             rows = self.rows
             saved = (rows.last_token.clone(), rows.num_computed.clone())
             body()
             rows.last_token.copy_(saved[0])
             rows.num_computed.copy_(saved[1])
-        torch.cuda.synchronize()
-        times.append(time.perf_counter())
+        step = self.steps[key] = self._record(key, body)
+        del self._ran[key]
+        return step
+
+    def _capture_behind(self, key: Hashable, body: Callable[[], torch.Tensor]) -> bool:
+        """Have the thread record the body; False if it must not, and the host may instead."""
+        if self._refused:
+            return True  # the host's would fail as well, and end the step
+        if not self.has_room():
+            return False
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="capture", initializer=self._start_thread)
+        self._behind = key, self._thread.submit(self._record, key, body)
+        return True
+
+    def _start_thread(self) -> None:
+        """The libraries' handles are a thread's own, and making them is not allowed in a capture."""
+        torch.cuda.set_device(self.rows.device)
+        with torch.cuda.stream(self.stream):
+            for dtype in (torch.bfloat16, torch.float16, torch.float32):
+                ones = torch.ones(16, 16, dtype=dtype, device=self.rows.device)
+                torch.addmm(ones[0], ones, ones)
+                torch.mm(ones, ones)
+
+    def _take(self, wait: bool = False) -> None:
+        """Put what the thread has captured among the steps, if it is done."""
+        if self._behind is None or not (wait or self._behind[1].done()):
+            return
+        (key, future), self._behind = self._behind, None
+        try:
+            self.steps[key] = future.result()
+            del self._ran[key]
+        except Exception as error:  # noqa: BLE001 (whatever it is, steps go on without a graph)
+            self._refused = True
+            logger.warning("Steps are not captured beside others any more: %s: %s", type(error).__name__, error)
+
+    def close(self) -> None:
+        """Wait for the thread and end it; steps can be run and captured all the same."""
+        self._take(wait=True)
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+    @torch.inference_mode()
+    def _record(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep:
+        begun = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
-        # Not ``torch.cuda.graph``: it collects garbage and empties the allocator's cache each time, ten times the cost of this.
-        current = torch.cuda.current_stream()
-        self.stream.wait_stream(current)
+        # Not ``torch.cuda.graph``: it waits for the device, collects garbage and empties the allocator's cache, ten times the cost of this.
         with torch.cuda.stream(self.stream):
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 output = body()
-                times.append(time.perf_counter())
+                ran = time.perf_counter()
             finally:
                 graph.capture_end()
-        current.wait_stream(self.stream)
-        times.append(time.perf_counter())
-        parts = ((b - a) * 1e3 for a, b in zip(times, times[1:], strict=False))
-        logger.debug("captured step graph %s: run %.0f ms, captured %.0f ms, made %.0f ms", key, *parts)
-        del self._ran[key]
-        step = self.steps[key] = CapturedStep(graph, output)
-        return step
+        parts = (ran - begun) * 1e3, (time.perf_counter() - ran) * 1e3
+        logger.debug("captured step graph %s in thread %s: run %.0f ms, made %.0f ms", key, threading.current_thread().name, *parts)
+        return CapturedStep(graph, output)
 
 
 def round_up(count: int, sizes: Sequence[int]) -> int:

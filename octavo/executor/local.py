@@ -144,6 +144,8 @@ class LocalExecutor:
         if not on_cpu:  # steps captured when they are asked for shall find room, too
             free, total = torch.cuda.mem_get_info(self.device)
             self._least_free = free - graph_bytes(total) * 3 // 4
+            if self.runner.graphs is not None:
+                self.runner.graphs.pool.has_room = lambda: torch.cuda.mem_get_info(self.device)[0] >= self._step_bytes
         self.steps_ahead = env.steps_ahead(0 if on_cpu else 1)
         self._pending: deque[PendingStep] = deque()
 
@@ -186,6 +188,8 @@ class LocalExecutor:
     def shutdown(self) -> None:
         self._pending.clear()
         self.runner.swap = None  # gives its memory back
+        if self.runner.graphs is not None:
+            self.runner.graphs.pool.close()
         self.kernels.stop()
 
     def _room(self) -> Room:
@@ -211,6 +215,7 @@ class LocalExecutor:
         budget = config.token_budget(max_model_len, "cuda")
         peak = step_peak_bytes(self.runner, token_budget=budget, max_rows=config.rows)
         free, total = torch.cuda.mem_get_info(self.device)
+        self._step_bytes = peak
         logger.debug("a step needs up to %.2f GiB beside weights and KV cache", peak / 2**30)
         graphs = 0 if self.runner.graphs is None else graph_bytes(total)
         return int(total * config.gpu_memory_utilization) - (total - free) - peak - graphs

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from octavo.executor.model_runner import ModelRunner
 
 LOGITS = "logits"  # stop after the logits: the sampler goes on eagerly (penalties, masks, log-probabilities …)
-# How often a step with prompts beside decodes runs without a graph before it is captured. That takes 30 ms, which all its streams wait
-# for; launching its kernels one by one takes 10 more than replaying them. So neither costs more than twice what was unavoidable.
-TIMES_BESIDE = 3
 AHEAD_TOKENS = 1024  # prompt tokens of steps that are captured before they are asked for
 
 
@@ -85,7 +82,7 @@ class StepGraphs:
     def capture_next(self) -> bool:
         """Capture one step that is likely to be asked for; False when there is none left. No step may be in flight.
 
-        A step that is captured when it is asked for makes its streams wait for some ten milliseconds.
+        A step that is captured when it is asked for makes its streams wait for some ten milliseconds, or runs without a graph meanwhile.
         """
         if not self.pool.on_gpu:
             return False
@@ -192,8 +189,7 @@ class StepGraphs:
         packed = self._upload_prompts(prompts, sizes[1], sizes[2])
         if captured:
             self._fill_prompt_inputs(packed)
-            times = TIMES_BESIDE if decodes else 1
-            tokens = self.pool.run(("mixed", *sizes, mode), partial(self._mixed_body, *sizes, mode), times)
+            tokens = self.pool.run(("mixed", *sizes, mode), partial(self._mixed_body, *sizes, mode), bool(decodes))
         else:  # so many tokens that launching them one by one takes the host less than they take the device
             tokens = self._mixed_body(*sizes, mode, packed, max(p.count for p in prompts))
         drawn = [sizes[0] + i for i, p in enumerate(prompts) if p.sample_rows]

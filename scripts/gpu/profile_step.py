@@ -91,10 +91,10 @@ def step_and_gap(llm: LLM, step: Callable[[], None]) -> tuple[float, float]:
     pool = llm.executor.runner.graphs.pool
     run = pool.run
 
-    def marked(key, body):  # noqa: ANN001, ANN202
+    def marked(key, body, *beside):  # noqa: ANN001, ANN202
         before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         before.record()
-        output = run(key, body)
+        output = run(key, body, *beside)
         after.record()
         marks.append((before, after))
         return output

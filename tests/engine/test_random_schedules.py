@@ -48,6 +48,7 @@ def random_rule(rng: random.Random) -> PaceRule | None:
         calm_s=rng.choice((0.0, 0.001, 0.1)),
         patience_s=rng.choice((0.001, 0.1, 10.0)),
         crowd_s=rng.choice((0.001, 0.1, 10.0)),
+        crowd_share=rng.choice((2.0, 8.0, 14.0)),
         minimal=rng.choice((1, 1, 4, 16)),
         untried=rng.choice((1, 4, 100)),
         most_tokens=rng.choice((1, 4, 100)),
