@@ -48,7 +48,7 @@ class GraphPool:
         self._reserved: torch.cuda.CUDAGraph | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._behind: tuple[Hashable, Future[CapturedStep]] | None = None  # what the thread captures
-        self._refused = False  # a capture of the thread's failed: no more of them
+        self.refused = False  # a capture of the thread's failed: no more of them
         if self.on_gpu:
             self.pool = torch.cuda.graph_pool_handle()
             self.stream = torch.cuda.Stream(rows.device)
@@ -108,7 +108,7 @@ class GraphPool:
 
     def _capture_behind(self, key: Hashable, body: Callable[[], torch.Tensor]) -> bool:
         """Have the thread record the body; False if it must not, and the host may instead."""
-        if self._refused:
+        if self.refused:
             return True  # the host's would fail as well, and end the step
         if not self.has_room():
             return False
@@ -135,7 +135,7 @@ class GraphPool:
             self.steps[key] = future.result()
             del self._ran[key]
         except Exception as error:  # noqa: BLE001 (whatever it is, steps go on without a graph)
-            self._refused = True
+            self.refused = True
             logger.warning("Steps are not captured beside others any more: %s: %s", type(error).__name__, error)
 
     def close(self) -> None:

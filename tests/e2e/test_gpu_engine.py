@@ -100,4 +100,10 @@ def test_greedy_equals_transformers(
         assert (llm.engine.stats().num_blocks_in > 0) == bool(options.get("swap_space"))
     if options.get("enable_prefix_caching"):
         assert llm.engine.stats().prefix_cache_hits > 0
+    if not options.get("enforce_eager"):
+        pool = llm.executor.runner.graphs.pool
+        pool.close()  # waits for its thread
+        assert not pool.refused
+        if options.get("max_num_batched_tokens"):  # prompts come in many steps of one size, beside decodes
+            assert any(key[0] == "mixed" and key[1] > 0 for key in pool.steps), f"no thread has captured a step beside decodes: {pool.steps}"
     llm.shutdown()
