@@ -40,7 +40,7 @@ class Sizes:
     prefill: tuple[int, int] = (16, 2048)  # prompts, tokens each
     mixed_len: tuple[int, int] = (100, 1024)  # prompts and answers alike
     mixed_counts: tuple[int, int] = (256, 1024)
-    static_batches: tuple[tuple[int, int], ...] = ((8, 16), (32, 32))  # batch, requests
+    static_batches: tuple[tuple[int, int], ...] = ((8, 8), (32, 32))  # batch, requests
     serve_len: tuple[int, int] = (512, 256)
     loads: tuple[str, ...] = ("r10x200", "c1x10", "c10x100", "c50x200", "c200x600", "all1000")
     warm_up: int = 256  # requests before the loads
