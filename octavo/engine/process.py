@@ -46,8 +46,8 @@ logger = logging.getLogger("octavo.engine")
 
 HEARTBEAT_S = 1.0
 # Without a request before something is prepared, which the next one may have to wait for: soon at the start, and then in pauses that
-# are no mere gaps between the questions of one client.
-FIRST_IDLE_MS, IDLE_MS = 50, 500
+# are no mere gaps between the questions of one client. PREPARING_MS: between two things that are.
+FIRST_IDLE_MS, IDLE_MS, PREPARING_MS = 50, 100, 1
 
 
 class EngineServer:
@@ -94,7 +94,7 @@ class EngineServer:
             outputs += self._handle(self.decoder.decode(self.receive.recv(copy=False).buffer))
             busy, self.idle_wait_ms = True, IDLE_MS
         if not busy:
-            self.idle_wait_ms = 0 if self.prepare() else int(HEARTBEAT_S * 1000)
+            self.idle_wait_ms = PREPARING_MS if self.prepare() else int(HEARTBEAT_S * 1000)
         return outputs
 
     def _handle(self, message: EngineInput) -> list[TokenDelta]:

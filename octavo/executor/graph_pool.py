@@ -6,8 +6,9 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +37,8 @@ class GraphPool:
     A body reads and writes fixed buffers only, and advances the rows; so it can be run again as it is. A step that comes for the first
     time is run so, and captured when it comes again: what comes seldom is never captured. Steps with streams beside them are captured by
     a thread, and run without a graph until it is done: capturing launches nothing, so the host goes on submitting steps, and the streams
-    wait for neither. (Python's lock changes hands at every launch of either.)
+    wait for neither. Two threads that launch in turns, kernel by kernel, take four times as long as one after the other, since Python's
+    lock changes hands at each; so while the host submits a step (``going_first``) the thread pauses, between two layers.
     """
 
     def __init__(self, rows: BatchRows) -> None:
@@ -47,7 +49,10 @@ class GraphPool:
         self._ran: Counter[Hashable] = Counter()  # without a graph: their kernels are compiled, their workspaces made
         self._reserved: torch.cuda.CUDAGraph | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._thread_id: int | None = None
         self._behind: tuple[Hashable, Future[CapturedStep]] | None = None  # what the thread captures
+        self._free = threading.Event()  # the host submits nothing
+        self._free.set()
         self.refused = False  # a capture of the thread's failed: no more of them
         if self.on_gpu:
             self.pool = torch.cuda.graph_pool_handle()
@@ -94,17 +99,51 @@ class GraphPool:
         self._reserved = graph  # as long as it lives, the pool keeps the memory
 
     def capture(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep:
-        """Record the body. One that never ran is run before (compiles kernels, sizes workspaces), and what that did to the rows undone."""
+        """Record the body, here and now."""
         self._take(wait=True)
-        if key not in self._ran:
-            rows = self.rows
-            saved = (rows.last_token.clone(), rows.num_computed.clone())
-            body()
-            rows.last_token.copy_(saved[0])
-            rows.num_computed.copy_(saved[1])
+        self._run_once(key, body)
         step = self.steps[key] = self._record(key, body)
         del self._ran[key]
         return step
+
+    def capture_ahead(self, key: Hashable, body: Callable[[], torch.Tensor]) -> None:
+        """Record a body that was not asked for yet, by the thread if it may. Not while it is ``busy``, nor with a step in flight."""
+        self._run_once(key, body)
+        if not self._capture_behind(key, body):
+            self.capture(key, body)
+
+    def busy(self) -> bool:
+        """Whether the thread is capturing."""
+        self._take()
+        return self._behind is not None
+
+    def _run_once(self, key: Hashable, body: Callable[[], torch.Tensor]) -> None:
+        """A body that never ran is run (compiles kernels, sizes workspaces), and what that did to the rows undone."""
+        if key in self._ran:
+            return
+        rows = self.rows
+        saved = (rows.last_token.clone(), rows.num_computed.clone())
+        body()
+        rows.last_token.copy_(saved[0])
+        rows.num_computed.copy_(saved[1])
+        self._ran[key] = 1
+
+    @contextmanager
+    def going_first(self) -> Iterator[None]:
+        """Meanwhile the thread pauses when it next asks."""
+        self._free.clear()
+        try:
+            yield
+        finally:
+            self._free.set()
+
+    def in_thread(self) -> bool:
+        """Is it the thread that calls?"""
+        return threading.get_ident() == self._thread_id
+
+    def give_way(self) -> None:
+        """For the thread: wait while the host submits a step."""
+        self._free.wait()
 
     def _capture_behind(self, key: Hashable, body: Callable[[], torch.Tensor]) -> bool:
         """Have the thread record the body; False if it must not, and the host may instead."""
@@ -119,6 +158,7 @@ class GraphPool:
 
     def _start_thread(self) -> None:
         """The libraries' handles are a thread's own, and making them is not allowed in a capture."""
+        self._thread_id = threading.get_ident()
         torch.cuda.set_device(self.rows.device)
         with torch.cuda.stream(self.stream):
             for dtype in (torch.bfloat16, torch.float16, torch.float32):

@@ -8,6 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -148,17 +149,20 @@ class LocalExecutor:
                 self.runner.graphs.pool.has_room = lambda: torch.cuda.mem_get_info(self.device)[0] >= self._step_bytes
         self.steps_ahead = env.steps_ahead(0 if on_cpu else 1)
         self._pending: deque[PendingStep] = deque()
+        self._going_first = nullcontext if self.runner.graphs is None else self.runner.graphs.pool.going_first
 
     def submit(self, plan: StepPlan) -> None:
         try:
-            self._pending.append(self.runner.execute(plan))
+            with self._going_first():
+                self._pending.append(self.runner.execute(plan))
         except (RuntimeError, MemoryError):
             with explained(f"in a step of {plan.num_tokens} tokens", self._describe):
                 raise
 
     def sample(self, masks: TokenMasks) -> None:
         try:
-            self.runner.sample(self._pending[-1], masks)
+            with self._going_first():
+                self.runner.sample(self._pending[-1], masks)
         except (RuntimeError, MemoryError):
             with explained("while tokens were drawn", self._describe):
                 raise

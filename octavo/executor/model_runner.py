@@ -296,6 +296,8 @@ class ModelRunner:
             if count < self.max_model_len:
                 self.execute(StepPlan(-1, [Advance(0, count, 1, None, (0,))])).to_result()
         self.sampler.state.clear_row(0)
+        if self.graphs is not None:
+            self.graphs.asked.clear()  # nobody has asked yet
 
 
 def _sampled(advances: list[Advance]) -> tuple[list[int], list[int], list[int]]:

@@ -17,6 +17,7 @@ tokens runs the same body without being captured.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from octavo.attention.base import AttentionMetadata, ForwardContext
+from octavo.attention.base import AttentionBackend, AttentionLayerSpec, AttentionMetadata, ForwardContext
 from octavo.executor.graph_pool import GraphPool, round_up
 from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, MAX_PROMPTS, askable_sizes, decode_sizes, mixed_decodes, prompt_sizes
 from octavo.kernels.token_bitmask import apply_token_bitmask
@@ -60,7 +61,7 @@ class StepGraphs:
         self.mask_places = torch.full((max_rows,), max_rows, dtype=torch.int64, device=device)
         self.mask_bits: torch.Tensor | None = None
         self._rows: list[int] = []
-        self._likely = self._steps_ahead()
+        self.asked: Counter[str] = Counter()  # modes of steps
         # The spare row draws too, so it needs parameters that can be drawn with.
         runner.sampler.state.init_row(RowInit(self.spare_row, TokenParams(temperature=0.0), 0, [0], [], []))
 
@@ -80,24 +81,28 @@ class StepGraphs:
     # -- ahead of time ----------------------------------------------------------------------------------------------------
 
     def capture_next(self) -> bool:
-        """Capture one step that is likely to be asked for; False when there is none left. No step may be in flight.
+        """Begin to capture a step that is likely to be asked for; False when there is none left. No step may be in flight.
 
         A step that is captured when it is asked for makes its streams wait for some ten milliseconds, or runs without a graph meanwhile.
         """
-        if not self.pool.on_gpu:
+        if not self.pool.on_gpu or self.pool.refused:
             return False
-        for key, body in self._likely:
+        if self.pool.busy():
+            return True
+        for key, body in self._steps_ahead():
             if key not in self.pool.steps:
                 self._set_rows([])
                 if key[0] == "mixed":
                     self._fill_prompt_inputs(self._upload_prompts([], key[2], MAX_PROMPTS))
-                self.pool.capture(key, body)
+                self.pool.capture_ahead(key, body)
                 return True
         return False
 
     def _steps_ahead(self) -> Iterator[tuple[tuple[Any, ...], Callable[[], torch.Tensor]]]:
-        """(key, body) of common steps, the likeliest first."""
-        for modes in ((RANDOM, GREEDY), (TRUNCATED,)):
+        """(key, body) of common steps, the likeliest first: those of modes that were asked for."""
+        all_modes = (RANDOM, GREEDY, TRUNCATED)
+        known = tuple(mode for mode in all_modes if self.asked[mode]) or all_modes[:2]
+        for modes in (known, tuple(mode for mode in all_modes if mode not in known)):
             for low, high in ((-1, 64), (64, 256)):
                 for mode in modes:
                     for bucket in (s for s in self.sizes if low < s <= high):
@@ -122,6 +127,7 @@ class StepGraphs:
         """
         bucket = round_up(len(rows), self.sizes) if self.pool.on_gpu else len(rows)
         self._set_rows(rows)
+        self.asked[mode] += 1
         return self.pool.run(("decode", bucket, mode), partial(self._decode_body, bucket, mode))[: len(rows)]
 
     def _set_rows(self, rows: list[int]) -> None:
@@ -186,6 +192,7 @@ class StepGraphs:
         else:
             sizes = (num_decodes, num_tokens, len(prompts))
         self._set_rows(decodes)
+        self.asked[mode] += 1
         packed = self._upload_prompts(prompts, sizes[1], sizes[2])
         if captured:
             self._fill_prompt_inputs(packed)
@@ -289,7 +296,20 @@ class StepGraphs:
             extra=extra,
         )
         runner.backend.prepare(metadata)
-        return runner.model(token_ids, ForwardContext(metadata, runner.backend, runner.kv_caches))
+        backend = Pausing(runner.backend, self.pool) if self.pool.in_thread() else runner.backend
+        return runner.model(token_ids, ForwardContext(metadata, backend, runner.kv_caches))
+
+
+class Pausing:
+    """The backend, for the thread that captures: before each layer's attention it lets the host's own launches go first."""
+
+    def __init__(self, backend: AttentionBackend, pool: GraphPool) -> None:
+        self.name, self.make_kv_cache, self.prepare = backend.name, backend.make_kv_cache, backend.prepare
+        self._backend, self._pool = backend, pool
+
+    def forward(self, qkv: torch.Tensor, layer: AttentionLayerSpec, kv_cache: Any, context: ForwardContext) -> torch.Tensor:
+        self._pool.give_way()
+        return self._backend.forward(qkv, layer, kv_cache, context)
 
 
 def split_mixed(plan: StepPlan) -> tuple[list[int], list[Advance]] | None:

@@ -256,7 +256,8 @@ def headline(part: str, values: Values) -> str:
     if part == "prefix":
         return f"TTFT {values['cold_ttft_ms']:.1f} ms, cached {values['cached_ttft_ms']:.1f} ms"
     if part == "hf":
-        return ", ".join(f"batch {batch}: {run['tok_s']:.0f} tok/s" for batch, run in values["batches"].items())
+        runs = values["batches"].items()
+        return ", ".join(f"batch {batch}: " + (f"{run['tok_s']:.0f} tok/s" if "tok_s" in run else run["error"][:60]) for batch, run in runs)
     first = f" (first run {values['first_run_tok_s']:.0f})" if "first_run_tok_s" in values else ""
     return f"{values['tok_s']:.0f} tok/s{first}"
 

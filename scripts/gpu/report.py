@@ -187,6 +187,8 @@ class Model:
     def _static(self) -> Iterator[Row | None]:
         """The baseline beside the engines' mixed load, which is the same kind of requests."""
         for batch, run in (self.get("hf", "hf", "batches") or {}).items():
+            if "tok_s" not in run:
+                continue
             rates = {engine: self.get("mixed", engine, "tok_s") for engine in self.engines}
             best = next((rate for rate in rates.values() if rate), None)
             note = f"; {self.engines[0]} on the mixed load: {best / run['tok_s']:.0f} x" if best else ""

@@ -125,9 +125,9 @@ def test_idle_it_prepares_until_there_is_nothing_left_or_something_comes() -> No
 
     engine.prepare = prepare
     engine.run()
-    assert socket.waits[:5] == [50, 0, 0, 1000, 1000] and calls[:4] == [1, 2, 3, 4]
+    assert socket.waits[:5] == [50, 1, 1, 1000, 1000] and calls[:4] == [1, 2, 3, 4]
     assert reasons(sent, "a") == ["length"]
-    assert 500 in socket.waits[5:] and 50 not in socket.waits[5:]  # idle again: a longer pause first
+    assert 100 in socket.waits[5:] and 50 not in socket.waits[5:]  # idle again: a longer pause first
 
 
 def test_idle_it_waits_and_shows_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:

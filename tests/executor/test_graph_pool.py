@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -27,12 +28,15 @@ class Pool(GraphPool):
 
     def _start_thread(self) -> None:
         assert threading.current_thread() is not MAIN
+        self._thread_id = threading.get_ident()
 
     def _record(self, key: Any, body: Callable[[], torch.Tensor]) -> CapturedStep:
         if threading.current_thread() is not MAIN:
             assert self.let.wait(10)
             if self.error is not None:
                 raise self.error
+            assert self.in_thread()
+            self.give_way()
         self.seen.append(f"capture {key}")
         graph: Any = SimpleNamespace(replay=lambda: self.seen.append(f"replay {key}"))
         return CapturedStep(graph, torch.zeros(1))
@@ -151,3 +155,36 @@ def test_ahead_of_time_a_step_is_run_before_it_is_captured(pool: Pool) -> None:
     assert float(pool.rows.last_token) == 0.0  # undone
     pool.run("a", body)
     assert pool.seen == ["run a", "capture a", "replay a"]
+
+
+def test_ahead_of_time_the_thread_captures_what_the_host_has_run(pool: Pool) -> None:
+    def body() -> torch.Tensor:
+        assert not pool.in_thread()
+        pool.seen.append("run a")
+        pool.rows.num_computed += 1
+        return torch.ones(1)
+
+    pool.capture_ahead("a", body)
+    assert pool.busy() and float(pool.rows.num_computed) == 0.0
+    pool.finish()
+    assert not pool.busy()
+    pool.has_room = lambda: False
+    pool.capture_ahead("b", lambda: torch.ones(1))
+    assert not pool.busy()
+    pool.ask("a")
+    pool.ask("b")
+    assert pool.seen == ["run a", "capture a", "capture b", "replay a", "replay b"]
+
+
+def test_the_thread_pauses_while_the_host_submits(pool: Pool) -> None:
+    pool.ask("a", beside=True)
+    pool.ask("a", beside=True)
+    with pytest.raises(RuntimeError, match="out of memory"), pool.going_first():
+        pool.let.set()
+        time.sleep(0.05)
+        pool.ask("a", beside=True)
+        raise RuntimeError("out of memory")
+    assert pool.seen == ["run a"] * 3
+    pool.finish()
+    pool.ask("a", beside=True)
+    assert pool.seen[3:] == ["capture a", "replay a"]

@@ -97,6 +97,31 @@ def test_an_engine_that_hangs_is_given_up(tmp_path: Path, model_folder: Path, pe
     assert time.monotonic() - begun < 20 and processes_of(out) == []
 
 
+@pytest.mark.parametrize(("slow", "batches"), [(0, []), (2, ["8"]), (3, ["8", "32"])])
+def test_a_static_batch_that_is_not_over_in_time_leaves_the_others(slow: int, batches: list[str]) -> None:
+    import compare_parts as parts
+    from engines import EngineError
+
+    class Slow:
+        """Answers in no time, but for the ``slow``-th question after the first."""
+
+        asked = -1
+
+        def ask(self, spec: dict[str, Any], timeout: float) -> dict[str, Any]:
+            self.asked += 1
+            if self.asked == slow + 1:
+                raise EngineError("no answer within 20 s")
+            return {"output_tokens": 100 * spec["count"], "seconds": 2.0}
+
+    sizes = parts.Sizes(static_batches=((8, 16), (32, 64)))
+    values = parts.static_batches(Slow(), sizes, parts.Clock(20.0))  # type: ignore[arg-type]
+    assert [batch for batch, run in values.items() if "tok_s" in run] == batches
+    last = list(values.values())[-1]
+    assert last.get("error") == (None if "tok_s" in last else "no answer within 20 s")
+    if batches:
+        assert values["8"]["tok_s"] == 400.0
+
+
 def test_a_server_that_does_not_start(tmp_path: Path, model_folder: Path, peer_site: Path) -> None:
     out = tmp_path / "out"
     status, records = compare(out, model_folder, peer_site, "--only", "serve,prefix", "--serve-a=--fail")
