@@ -7,8 +7,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,10 @@ class GraphPool:
     a thread, and run without a graph until it is done: capturing launches nothing, so the host goes on submitting steps, and the streams
     wait for neither. Two threads that launch in turns, kernel by kernel, take four times as long as one after the other, since Python's
     lock changes hands at each; so while the host submits a step (``going_first``) the thread pauses, between two layers.
+
+    While the thread captures, nobody may wait for the whole device or empty torch's cache: the capture would be lost, and with it the
+    means to make others, since torch does not clear up behind it. ``rest`` first. When a capture has failed no other is tried, and steps
+    go on without.
     """
 
     def __init__(self, rows: BatchRows) -> None:
@@ -53,7 +58,8 @@ class GraphPool:
         self._behind: tuple[Hashable, Future[CapturedStep]] | None = None  # what the thread captures
         self._free = threading.Event()  # the host submits nothing
         self._free.set()
-        self.refused = False  # a capture of the thread's failed: no more of them
+        self.refused = False  # a capture has failed: no more of them
+        self._failed: list[torch.cuda.CUDAGraph] = []  # torch's allocators may go on asking them which streams they capture
         if self.on_gpu:
             self.pool = torch.cuda.graph_pool_handle()
             self.stream = torch.cuda.Stream(rows.device)
@@ -67,15 +73,17 @@ class GraphPool:
         step = self.steps.get(key)
         if step is None:
             ran = self._ran[key]
-            now = ran > 0 and self._behind is None
+            now = ran > 0 and self._behind is None and not self.refused
             if now and beside:
                 now = not self._capture_behind(key, body) and ran >= TIMES_BESIDE
-            if not now:
+            if now:
+                with suppress(RuntimeError):  # nothing was launched: run it instead
+                    step = self.capture(key, body)
+            if step is None:
                 output = body()
                 self._ran[key] += 1
                 logger.debug("step %s ran without a graph, %d times", key, self._ran[key])
                 return output
-            step = self.capture(key, body)
         step.graph.replay()
         return step.output
 
@@ -89,12 +97,8 @@ class GraphPool:
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream()
         self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream):
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-            try:
-                torch.empty(num_bytes, dtype=torch.uint8, device=self.rows.device)[:1].zero_()
-            finally:
-                graph.capture_end()
+        with self._recording(graph):
+            torch.empty(num_bytes, dtype=torch.uint8, device=self.rows.device)[:1].zero_()
         current.wait_stream(self.stream)
         self._reserved = graph  # as long as it lives, the pool keeps the memory
 
@@ -102,7 +106,11 @@ class GraphPool:
         """Record the body, here and now."""
         self._take(wait=True)
         self._run_once(key, body)
-        step = self.steps[key] = self._record(key, body)
+        try:
+            step = self.steps[key] = self._record(key, body)
+        except Exception as error:
+            self._refuse(error)
+            raise
         del self._ran[key]
         return step
 
@@ -116,6 +124,10 @@ class GraphPool:
         """Whether the thread is capturing."""
         self._take()
         return self._behind is not None
+
+    def rest(self) -> None:
+        """Wait for the thread: nothing is being captured now, nor will be before the next step."""
+        self._take(wait=True)
 
     def _run_once(self, key: Hashable, body: Callable[[], torch.Tensor]) -> None:
         """A body that never ran is run (compiles kernels, sizes workspaces), and what that did to the rows undone."""
@@ -131,8 +143,8 @@ class GraphPool:
     @contextmanager
     def going_first(self) -> Iterator[None]:
         """Meanwhile the thread pauses when it next asks."""
-        self._free.clear()
         try:
+            self._free.clear()
             yield
         finally:
             self._free.set()
@@ -147,13 +159,14 @@ class GraphPool:
 
     def _capture_behind(self, key: Hashable, body: Callable[[], torch.Tensor]) -> bool:
         """Have the thread record the body; False if it must not, and the host may instead."""
-        if self.refused:
-            return True  # the host's would fail as well, and end the step
         if not self.has_room():
             return False
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="capture", initializer=self._start_thread)
-        self._behind = key, self._thread.submit(self._record, key, body)
+        try:
+            self._behind = key, self._thread.submit(self._record, key, body)
+        except RuntimeError as error:  # no thread to be had: too many of them, or Python is ending
+            self._refuse(error)
         return True
 
     def _start_thread(self) -> None:
@@ -170,36 +183,60 @@ class GraphPool:
         """Put what the thread has captured among the steps, if it is done."""
         if self._behind is None or not (wait or self._behind[1].done()):
             return
+        if wait:
+            self._free.set()  # whoever waits for it submits nothing
+            futures.wait([self._behind[1]])
         (key, future), self._behind = self._behind, None
         try:
             self.steps[key] = future.result()
             del self._ran[key]
         except Exception as error:  # noqa: BLE001 (whatever it is, steps go on without a graph)
-            self.refused = True
-            logger.warning("Steps are not captured beside others any more: %s: %s", type(error).__name__, error)
+            self._refuse(error)
+
+    def _refuse(self, error: Exception) -> None:
+        self.refused = True
+        logger.warning("Steps are not captured any more, and slower where they were not yet: %s: %s", type(error).__name__, error)
 
     def close(self) -> None:
         """Wait for the thread and end it; steps can be run and captured all the same."""
         self._take(wait=True)
         if self._thread is not None:
             self._thread.shutdown()
-            self._thread = None
+            self._thread = self._thread_id = None  # another thread may get the number
 
     @torch.inference_mode()
     def _record(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep:
         begun = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
-        # Not ``torch.cuda.graph``: it waits for the device, collects garbage and empties the allocator's cache, ten times the cost of this.
-        with torch.cuda.stream(self.stream):
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-            try:
-                output = body()
-                ran = time.perf_counter()
-            finally:
-                graph.capture_end()
+        with self._recording(graph):
+            output = body()
+            ran = time.perf_counter()
         parts = (ran - begun) * 1e3, (time.perf_counter() - ran) * 1e3
         logger.debug("captured step graph %s in thread %s: run %.0f ms, made %.0f ms", key, threading.current_thread().name, *parts)
         return CapturedStep(graph, output)
+
+    @contextmanager
+    def _recording(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """What is launched meanwhile becomes ``graph``. Of several errors the first comes out: a capture that one has spoilt can't be
+        ended without another.
+
+        Not ``torch.cuda.graph``: it waits for the device, collects garbage and empties the allocator's cache, ten times the cost of this.
+        """
+        with torch.cuda.stream(self.stream):
+            try:
+                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+                try:
+                    yield
+                except BaseException:
+                    with suppress(RuntimeError):
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
+            except BaseException:
+                self._failed.append(graph)
+                with suppress(RuntimeError):  # the allocator may believe that it goes on, and would then never give back what it caches
+                    torch._C._cuda_endAllocateToPool(self.rows.device.index, self.pool)
+                raise
 
 
 def round_up(count: int, sizes: Sequence[int]) -> int:

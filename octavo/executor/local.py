@@ -189,11 +189,16 @@ class LocalExecutor:
         """Drop the results of steps that were submitted and not collected."""
         self._pending.clear()
 
+    def rest(self) -> None:
+        """Until the next step, others in this process may use the device as if it were theirs: wait for it, capture, empty caches."""
+        if self.runner.graphs is not None:
+            self.runner.graphs.pool.rest()
+
     def shutdown(self) -> None:
         self._pending.clear()
-        self.runner.swap = None  # gives its memory back
         if self.runner.graphs is not None:
             self.runner.graphs.pool.close()
+        self.runner.swap = None  # gives its memory back, for which it waits for the device
         self.kernels.stop()
 
     def _room(self) -> Room:

@@ -85,10 +85,12 @@ class StepGraphs:
 
         A step that is captured when it is asked for makes its streams wait for some ten milliseconds, or runs without a graph meanwhile.
         """
-        if not self.pool.on_gpu or self.pool.refused:
+        if not self.pool.on_gpu:
             return False
         if self.pool.busy():
             return True
+        if self.pool.refused:
+            return False
         for key, body in self._steps_ahead():
             if key not in self.pool.steps:
                 self._set_rows([])

@@ -216,6 +216,8 @@ class LLM(Embedding):
             except BaseException:  # Ctrl-C too, in the middle of a step: the next call starts from nothing
                 self.engine.abandon()
                 raise
+            finally:
+                self.executor.rest()
         return [results[r.request_id] for r in requests]
 
     def _loop(self, states: dict[str, RequestOutputs], results: dict[str, RequestOutput], use_tqdm: bool) -> None:

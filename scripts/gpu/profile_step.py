@@ -56,17 +56,17 @@ def profile(llm: LLM, batch: int, temperature: float, context: int, prompt: int)
         llm.engine.step()
     for _ in range(4 if prompt else 0):
         step()
-    torch.cuda.synchronize()
+    synchronize(llm)
     begun = time.perf_counter()
     for _ in range(STEPS):
         step()
-    torch.cuda.synchronize()
+    synchronize(llm)
     wall = (time.perf_counter() - begun) / STEPS * 1e6
     took, gap = step_and_gap(llm, step)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
         for _ in range(STEPS):
             step()
-        torch.cuda.synchronize()
+        synchronize(llm)
     times: dict[str, list[float]] = defaultdict(list)
     for event in prof.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
@@ -103,10 +103,15 @@ def step_and_gap(llm: LLM, step: Callable[[], None]) -> tuple[float, float]:
     for _ in range(STEPS):
         step()
     pool.run = run
-    torch.cuda.synchronize()
+    synchronize(llm)
     took = sorted(before.elapsed_time(after) for before, after in marks)
     gaps = sorted(first[1].elapsed_time(second[0]) for first, second in zip(marks[1:], marks[2:], strict=False))
     return took[len(took) // 2] * 1e3, gaps[len(gaps) // 2] * 1e3
+
+
+def synchronize(llm: LLM) -> None:
+    llm.executor.rest()
+    torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class Meter:
 
     def __init__(self, llm: LLM) -> None:
         self.marks: list[tuple[tuple[int, int], torch.cuda.Event, torch.cuda.Event]] = []
-        self.submit = llm.executor.submit
+        self.submit, self.rest = llm.executor.submit, llm.executor.rest
         llm.executor.submit = self.measured
 
     def measured(self, plan) -> None:  # noqa: ANN001
@@ -40,6 +40,7 @@ class Meter:
         self.marks.append(((counts.count(1), prompt_tokens), before, after))
 
     def take(self) -> dict[tuple[int, int], list[float]]:
+        self.rest()
         torch.cuda.synchronize()
         times = defaultdict(list)
         for key, before, after in self.marks:

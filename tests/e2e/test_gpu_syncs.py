@@ -60,6 +60,7 @@ def watched(executor: Any, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
 
         return call
 
+    executor.rest()
     torch.cuda.synchronize()
     for half in ("submit", "sample"):
         if hasattr(executor, half):
