@@ -58,7 +58,7 @@ class GraphPool:
         self._behind: tuple[Hashable, Future[CapturedStep]] | None = None  # what the thread captures
         self._free = threading.Event()  # the host submits nothing
         self._free.set()
-        self.refused = False  # a capture has failed: no more of them
+        self.refused: Exception | None = None  # why a capture has failed: no more of them
         self._failed: list[torch.cuda.CUDAGraph] = []  # torch's allocators may go on asking them which streams they capture
         if self.on_gpu:
             self.pool = torch.cuda.graph_pool_handle()
@@ -194,7 +194,7 @@ class GraphPool:
             self._refuse(error)
 
     def _refuse(self, error: Exception) -> None:
-        self.refused = True
+        self.refused = error.with_traceback(None)  # whose frames hold tensors
         logger.warning("Steps are not captured any more, and slower where they were not yet: %s: %s", type(error).__name__, error)
 
     def close(self) -> None:

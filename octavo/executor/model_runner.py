@@ -297,6 +297,8 @@ class ModelRunner:
                 self.execute(StepPlan(-1, [Advance(0, count, 1, None, (0,))])).to_result()
         self.sampler.state.clear_row(0)
         if self.graphs is not None:
+            if self.graphs.pool.refused is not None:  # steps can do without graphs, but whoever starts the engine can do something about it
+                raise self.graphs.pool.refused
             self.graphs.asked.clear()  # nobody has asked yet
 
 
