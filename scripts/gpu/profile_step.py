@@ -6,15 +6,12 @@ usage: python scripts/gpu/profile_step.py MODELDIR [batch …] [--temperature T]
 from __future__ import annotations
 
 import argparse
-import random
 import time
 from collections import defaultdict
 from collections.abc import Callable
 
 import torch
-
-from octavo import LLM, SamplingParams
-from octavo.frontend.inputs import parse_prompts
+from random_requests import RandomRequests
 
 STEPS = 12
 
@@ -28,67 +25,53 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=0, help="a prompt of so many tokens beside the decodes of each step")
     parser.add_argument("--backend", default="auto")
     args = parser.parse_args()
-    llm = LLM(
-        model=args.model, load_format="dummy", skip_tokenizer_init=True, max_model_len=4096, attention_backend=args.backend,
-        enable_prefix_caching=False,
-    )  # fmt: skip
+    requests = RandomRequests(args.model, temperature=args.temperature, backend=args.backend)
     for batch in args.batch:
-        profile(llm, batch, args.temperature, args.context, args.prompt)
-    print(f"graphs: {list(llm.executor.runner.graphs.pool.steps)}")
+        profile(requests, batch, args.context, args.prompt)
+    print(f"graphs: {list(requests.llm.executor.runner.graphs.pool.steps)}")
 
 
-def profile(llm: LLM, batch: int, temperature: float, context: int, prompt: int) -> None:
-    rng = random.Random(batch)
-
-    def add(length: int, max_tokens: int) -> None:
-        tokens = {"prompt_token_ids": [rng.randint(10, 2000) for _ in range(length)]}
-        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
-        llm.engine.add_request(llm._request(parse_prompts(tokens, None)[0], params, 0))
-
+def profile(requests: RandomRequests, batch: int, context: int, prompt: int) -> None:
     def step() -> None:
         if prompt:
-            add(prompt, 1)
-        llm.engine.step()
+            requests.add(prompt, 1)
+        requests.step()
 
     for _ in range(batch):
-        add(context, 3 * STEPS + 60)
-    for _ in range(-(-batch * context // 8192) + 25):  # past every prompt
-        llm.engine.step()
+        requests.add(context, 3 * STEPS + 60)
+    requests.step(-(-batch * context // 8192) + 25)  # past every prompt
     for _ in range(4 if prompt else 0):
         step()
-    synchronize(llm)
+    requests.synchronize()
     begun = time.perf_counter()
     for _ in range(STEPS):
         step()
-    synchronize(llm)
+    requests.synchronize()
     wall = (time.perf_counter() - begun) / STEPS * 1e6
-    took, gap = step_and_gap(llm, step)
+    took, gap = step_and_gap(requests, step)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
         for _ in range(STEPS):
             step()
-        synchronize(llm)
+        requests.synchronize()
     times: dict[str, list[float]] = defaultdict(list)
     for event in prof.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
             times[event.name].append(event.self_device_time_total)
     total = sum(sum(v) for v in times.values()) / STEPS
     print(
-        f"== batch {batch}, context {context}, prompt {prompt}, temperature {temperature}: {wall:.0f} us a step; on the GPU "
+        f"== batch {batch}, context {context}, prompt {prompt}, temperature {requests.temperature}: {wall:.0f} us a step; on the GPU "
         f"{took:.0f} us from its first kernel to its last, {gap:.0f} us from there to the next (medians); "
         f"kernels' times together {total:.0f} us"
     )
     for name, values in sorted(times.items(), key=lambda kv: -sum(kv[1]))[:18]:
         print(f"{sum(values) / STEPS:9.1f} us  {len(values) / STEPS:6.1f} x {sum(values) / len(values):7.2f}  {name[:90]}")
-    for request_id in list(llm.engine.scheduler.requests):
-        llm.engine.abort(request_id)
-    while llm.engine.has_work():
-        llm.engine.step()
+    requests.end_all()
 
 
-def step_and_gap(llm: LLM, step: Callable[[], None]) -> tuple[float, float]:
+def step_and_gap(requests: RandomRequests, step: Callable[[], None]) -> tuple[float, float]:
     """Medians in microseconds: a captured step on the GPU, and what passes between two of them."""
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-    pool = llm.executor.runner.graphs.pool
+    pool = requests.llm.executor.runner.graphs.pool
     run = pool.run
 
     def marked(key, body, *beside):  # noqa: ANN001, ANN202
@@ -103,15 +86,10 @@ def step_and_gap(llm: LLM, step: Callable[[], None]) -> tuple[float, float]:
     for _ in range(STEPS):
         step()
     pool.run = run
-    synchronize(llm)
+    requests.synchronize()
     took = sorted(before.elapsed_time(after) for before, after in marks)
     gaps = sorted(first[1].elapsed_time(second[0]) for first, second in zip(marks[1:], marks[2:], strict=False))
     return took[len(took) // 2] * 1e3, gaps[len(gaps) // 2] * 1e3
-
-
-def synchronize(llm: LLM) -> None:
-    llm.executor.rest()
-    torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

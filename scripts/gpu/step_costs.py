@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 from collections import defaultdict
 from typing import Any
 
 import torch
+from random_requests import RandomRequests
 
-from octavo import LLM, SamplingParams
-from octavo.frontend.inputs import parse_prompts
-
-REPEATS = 7  # the first two run and capture
+REPEATS = 7
+WARM_UP = 2  # of them: these run without a graph, and are captured
 PROMPT = 512  # prompt tokens are those of prompts of this length
 
 
 class Meter:
     """GPU milliseconds of each submitted step, by (decodes, prompt tokens)."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, requests: RandomRequests) -> None:
         self.marks: list[tuple[tuple[int, int], torch.cuda.Event, torch.cuda.Event]] = []
-        self.submit, self.rest = llm.executor.submit, llm.executor.rest
-        llm.executor.submit = self.measured
+        self.requests, executor = requests, requests.llm.executor
+        self.submit, executor.submit = executor.submit, self.measured
 
     def measured(self, plan) -> None:  # noqa: ANN001
         counts = [advance.count for advance in plan.advances]
@@ -40,8 +38,7 @@ class Meter:
         self.marks.append(((counts.count(1), prompt_tokens), before, after))
 
     def take(self) -> dict[tuple[int, int], list[float]]:
-        self.rest()
-        torch.cuda.synchronize()
+        self.requests.synchronize()
         times = defaultdict(list)
         for key, before, after in self.marks:
             times[key].append(before.elapsed_time(after))
@@ -57,39 +54,29 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=400)
     parser.add_argument("--out")
     args = parser.parse_args()
-    llm = LLM(model=args.model, load_format="dummy", skip_tokenizer_init=True, max_model_len=4096, enable_prefix_caching=False)
-    rng = random.Random(0)
-
-    def add(length: int, max_tokens: int) -> None:
-        prompt = {"prompt_token_ids": [rng.randint(10, 2000) for _ in range(length)]}
-        params = SamplingParams(temperature=0.6, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
-        llm.engine.add_request(llm._request(parse_prompts(prompt, None)[0], params, 0))
-
-    meter, rows = Meter(llm), []
+    requests = RandomRequests(args.model, temperature=0.6)
+    meter, rows = Meter(requests), []
     for decodes in args.decodes:
         for _ in range(decodes):
-            add(args.context, 2000)
-        for _ in range(40 if decodes else 0):
-            llm.engine.step()
+            requests.add(args.context, 2000)
+        requests.step(40 if decodes else 0)
         meter.take()
         for tokens in args.tokens:
             if not decodes + tokens:
                 continue
             times: list[float] = []
-            for _ in range(REPEATS):
+            for i in range(REPEATS):
                 for start in range(0, tokens, PROMPT):
-                    add(min(PROMPT, tokens - start), 1)
-                for _ in range(4):
-                    llm.engine.step()
-                times += meter.take().get((decodes, tokens), [])
-            took = statistics.median(times[2:]) if len(times) > 2 else None
+                    requests.add(min(PROMPT, tokens - start), 1)
+                requests.step(4)
+                seen = meter.take().get((decodes, tokens), [])
+                if i >= WARM_UP:
+                    times += seen
+            took = statistics.median(times) if times else None
             rows.append({"decodes": decodes, "context": args.context, "prompt_tokens": tokens, "prompts": -(-tokens // PROMPT), "ms": took})
         line = [f"{row['prompt_tokens']}: {row['ms']:.2f}" for row in rows if row["decodes"] == decodes and row["ms"] is not None]
         print(f"{decodes} decodes and prompt tokens: ms   " + "  ".join(line), flush=True)
-        for request_id in list(llm.engine.scheduler.requests):
-            llm.engine.abort(request_id)
-        while llm.engine.has_work():
-            llm.engine.step()
+        requests.end_all()
     if args.out:
         save(args.out, rows)
 

@@ -119,6 +119,18 @@ def test_the_process_compiles_and_says_so(warmed: tuple[Path, list[str], Path]) 
     assert {"gemv_kernel", "_decode_kernel", "_extend_kernel", "_write_kv_kernel", "_choose_kernel", "_scatter_kernel"} <= names
 
 
+def test_what_compiles_longest_is_begun_first(tmp_path: Path) -> None:
+    task = describe(EngineConfig(max_num_seqs=2, attention_backend="triton"), model(), 64)
+    code = (
+        "import json; from octavo.executor import kernel_trace; from octavo.executor.warmup import Gpu\n"
+        f"parts = kernel_trace.trace(json.loads({json.dumps(task)!r}), Gpu((9, 0), 132))\n"
+        "print(json.dumps([[launch.name for launch in part] for part in parts]))"
+    )
+    first, others = json.loads(run(code, tmp_path).splitlines()[-1])
+    assert first[:2] == ["_decode_kernel", "_extend_kernel"] and len(set(first)) > 8
+    assert others and others[0] != "_decode_kernel"
+
+
 def test_launches_with_real_tensors_find_what_was_compiled(warmed: tuple[Path, list[str], Path]) -> None:
     before = sorted(path.name for path in warmed[0].iterdir())
     hits = json.loads(run(REAL_LAUNCHES, warmed[0]).splitlines()[-1])
