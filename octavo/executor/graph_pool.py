@@ -142,7 +142,10 @@ class GraphPool:
 
     @contextmanager
     def going_first(self) -> Iterator[None]:
-        """Meanwhile the thread pauses when it next asks."""
+        """Meanwhile the thread pauses when it next asks. Without room for a step it is waited for: torch returns nothing that it caches
+        while a capture goes on, so an allocation that fails would have no second try."""
+        if self.busy() and not self.has_room():
+            self.rest()
         try:
             self._free.clear()
             yield

@@ -236,6 +236,23 @@ def test_the_thread_pauses_while_the_host_submits(pool: Pool) -> None:
     assert pool.seen[3:] == ["capture a", "replay a"]
 
 
+def test_without_room_for_a_step_the_thread_is_waited_for(pool: Pool) -> None:
+    asked: list[bool] = []
+    pool.has_room = lambda: asked.append(True) or len(asked) < 3  # type: ignore[func-returns-value]
+    pool.ask("a", beside=True)
+    pool.ask("a", beside=True)
+    with pool.going_first():
+        pool.ask("a", beside=True)
+    assert pool.seen == ["run a"] * 3 and pool.busy()
+    threading.Timer(0.05, pool.let.set).start()
+    with pool.going_first():
+        pool.ask("a", beside=True)
+    assert pool.seen[3:] == ["capture a", "replay a"] and len(asked) == 3
+    with pool.going_first():  # nothing goes on: no need to ask
+        pool.ask("a", beside=True)
+    assert len(asked) == 3
+
+
 def test_whoever_waits_for_the_thread_lets_it_go_on(pool: Pool) -> None:
     pool.ask("a", beside=True)
     pool.ask("a", beside=True)
@@ -279,7 +296,8 @@ def test_whatever_comes_when(seed: int) -> None:
     comes often is captured in the end."""
     rng = random.Random(seed)
     pool = Pool()
-    pool.has_room = lambda: rng.random() < 0.8
+    tight = False  # if it came at random, most would wait for the thread
+    pool.has_room = lambda: not tight
     record, recording, known = pool._record, threading.Lock(), set[str]()
 
     def one_at_a_time(key: Any, body: Callable[[], torch.Tensor]) -> CapturedStep:
@@ -303,9 +321,14 @@ def test_whatever_comes_when(seed: int) -> None:
 
     try:
         for _ in range(rng.randint(0, 60)):
+            tight = rng.random() < 0.1
             match rng.randrange(8):
                 case 0 if pool._behind is not None:
                     pool.finish()
+                case _ if tight and pool._behind is not None:
+                    pool.let.set()
+                    ask(rng.choice(keys))
+                    pool.let.clear()
                 case 1 if not pool.busy() and (missing := [key for key in keys if key not in pool.steps]):
                     pool.capture_ahead(rng.choice(missing), lambda: torch.ones(1))
                 case 2:
@@ -315,6 +338,7 @@ def test_whatever_comes_when(seed: int) -> None:
                 case _:
                     ask(rng.choice(keys))
         pool.let.set()
+        tight = rng.random() < 0.5
         for _ in range(TIMES_BESIDE + 1):
             for key in keys:
                 ask(key)

@@ -222,3 +222,16 @@ def test_warm_up_fits_any_context(model: Any, max_model_len: int) -> None:
     runner.execute = lambda plan: seen.append(max(a.start + a.count for a in plan.advances)) or execute(plan)  # type: ignore[method-assign, func-returns-value]
     runner.warm_up()
     assert max(seen) == min(5, max_model_len)
+
+
+def test_a_capture_that_fails_in_the_warm_up_is_told(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later, steps go on without graphs; now somebody is there who can free memory."""
+    backend = ReferenceAttention()
+    caches = [backend.make_kv_cache(8, 8, x.num_kv_heads, x.head_dim, torch.float32, torch.device("cpu")) for x in model.attention_layers]
+    sizes = {"block_size": 8, "max_rows": 2, "max_model_len": 64, "vocab_size": VOCAB}
+    runner = ModelRunner(model, backend, caches, **sizes, device=torch.device("cpu"), use_graphs=True)  # type: ignore[arg-type]
+    runner.warm_up()
+    assert runner.graphs is not None
+    monkeypatch.setattr(runner.graphs.pool, "refused", torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(torch.OutOfMemoryError):
+        runner.warm_up()
