@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from octavo.config import MANY_ROWS, EngineConfig
-from octavo.executor.kernel_keys import settle_cache_keys
+from octavo.executor.kernel_keys import begin_library_key, settle_cache_keys
 from octavo.executor.memory import MANY_ROWS_BYTES
 from octavo.executor.warmup import Gpu
 from octavo.models.config import ModelConfig, RopeConfig
@@ -133,6 +133,7 @@ def trace(request: dict[str, Any], gpu: Gpu) -> Iterator[list[Launch]]:
 
     triton.runtime.driver.set_active(Driver(gpu))
     settle_cache_keys()
+    library_key = begin_library_key()
     _pretend(gpu)
     recorder = Recorder(JITFunction.run)
     JITFunction.run = lambda kernel, *args, **options: recorder(kernel, *args, **options)
@@ -144,6 +145,7 @@ def trace(request: dict[str, Any], gpu: Gpu) -> Iterator[list[Launch]]:
                 if first == wanted:
                     part()
         found = [launch for launch in recorder.launches.values() if launch.first == wanted]
+        library_key.join()
         if wanted:  # the others stay in the order in which they are likely to be asked for
             found.sort(key=lambda launch: _SLOWEST.index(launch.name) if launch.name in _SLOWEST else len(_SLOWEST))
         yield found

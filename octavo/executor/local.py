@@ -19,7 +19,7 @@ from octavo.config import EngineConfig
 from octavo.distributed.group import Group
 from octavo.errors import ConfigError, OutOfMemoryError
 from octavo.executor.footprint import graph_bytes, kv_block_bytes
-from octavo.executor.kernel_keys import settle_cache_keys
+from octavo.executor.kernel_keys import begin_library_key, settle_cache_keys
 from octavo.executor.memory import Room, available_memory, check_fits, explained, gib, kv_budget, with_rows
 from octavo.executor.model_runner import ModelRunner, PendingStep
 from octavo.executor.profile import step_peak_bytes
@@ -70,6 +70,7 @@ class LocalExecutor:
         else:
             torch.cuda.set_device(self.device)
             settle_cache_keys()
+            library_key = begin_library_key()
         backend = select_backend(self.device, config.attention_backend)  # before anything is loaded: it may be refused
 
         with self._timed("device"):
@@ -139,6 +140,7 @@ class LocalExecutor:
         with self._timed("kernels"):
             if not on_cpu:
                 self.kernels.wait_first()
+                library_key.join()
         with self._timed("warm_up"), explained("while the first steps were captured", self._describe):
             report("warm-up", None, "")
             self.runner.warm_up()

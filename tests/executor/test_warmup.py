@@ -16,6 +16,7 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.engine.process import startup_tree
 from octavo.executor import warmup
+from octavo.executor.kernel_keys import begin_library_key
 from octavo.executor.warmup import KernelWarmup, describe, stamp_path
 from octavo.models.config import ModelConfig, RopeConfig
 
@@ -117,6 +118,16 @@ def test_the_process_compiles_and_says_so(warmed: tuple[Path, list[str], Path]) 
     assert stamp.exists() and not list(cache.glob("octavo-*.[0-9]*"))
     names = {path.stem for path in cache.glob("*/*.cubin")}
     assert {"gemv_kernel", "_decode_kernel", "_extend_kernel", "_write_kv_kernel", "_choose_kernel", "_scatter_kernel"} <= names
+
+
+def test_the_key_of_tritons_library_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a gigabyte is hashed for it."""
+    cache = pytest.importorskip("triton.runtime.cache")
+    cache.triton_key.cache_clear()
+    begin_library_key().join()
+    assert cache.triton_key.cache_info().currsize == 1
+    monkeypatch.delattr(cache, "triton_key")  # other versions have it elsewhere, or nowhere
+    begin_library_key().join()
 
 
 def test_what_compiles_longest_is_begun_first(tmp_path: Path) -> None:
