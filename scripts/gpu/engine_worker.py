@@ -8,6 +8,7 @@ given file descriptor, since engines print what they like.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -18,6 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+STUCK_S = 20.0
 Request = tuple[list[int], int, float]  # prompt, output tokens, temperature
 
 
@@ -107,10 +109,13 @@ def main() -> None:
         replies.write(json.dumps(fields) + "\n")
 
     vocab = json.loads(Path(folder, "config.json").read_text())["vocab_size"]
+    faulthandler.dump_traceback_later(STUCK_S, repeat=True)  # into the log: where an engine is that does not come up, or does not answer
     try:
         engine = (StaticBatches if name == "transformers" else OfflineEngine)(name, folder, options)
         ready = time.monotonic()
         engine.run(make_requests(vocab, {"count": 1, "n_in": (16, 16), "n_out": (1, 1), "seed": 0}))
+        if name != "transformers":
+            faulthandler.cancel_dump_traceback_later()
         marks = {"import_s": engine.imported - start, "ready_s": ready - start, "first_answer_s": time.monotonic() - start}
         reply(version=engine.version, **marks)
     except BaseException as error:
