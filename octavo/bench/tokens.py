@@ -167,12 +167,11 @@ class TextMaker:
     @classmethod
     async def create(cls, counter: Counter, rng: random.Random) -> TextMaker | None:
         """None if all words would become the same token, and all texts the same prompt."""
-        maker = cls(counter, await counter.words(rng))
-        if await all_alike(counter, " " + " ".join(maker._words[:SAMPLE])):
-            maker = cls(counter, [])
-            if await all_alike(counter, " " + " ".join(maker._words)):
-                return None
-        return maker
+        for words in (await counter.words(rng), []):
+            maker = cls(counter, words)
+            if not await all_alike(counter, " " + " ".join(maker._words[:SAMPLE])):
+                return maker
+        return None
 
     def some_words(self, rng: random.Random, count: int) -> list[str]:
         return rng.choices(self._words, k=count)

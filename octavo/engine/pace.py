@@ -49,8 +49,8 @@ class PaceRule:
     crowd_share: float
     minimal: int  # prompt tokens; also the least that is worth starting one more prompt for
     untried: int  # prompt tokens beside decodes before a step with prompts was measured; after that twice the most measured
-    most_tokens: int  # prompt tokens beside decodes, but for a crowd
-    most_prompts: int  # prompts beside decodes, but for a crowd
+    most_tokens: int = NO_LIMIT  # prompt tokens beside decodes, but for a crowd
+    most_prompts: int = NO_LIMIT  # prompts beside decodes, but for a crowd
     captured: bool = False  # steps are captured, in the sizes of executor/step_sizes.py
     itl_slo_s: float | None = None
 
@@ -69,16 +69,7 @@ RULES = {
         most_prompts=MAX_PROMPTS,
         captured=True,
     ),
-    "cpu": PaceRule(
-        calm_s=0.050,
-        patience_s=0.150,
-        crowd_s=0.200,
-        crowd_share=8.0,
-        minimal=16,
-        untried=64,
-        most_tokens=NO_LIMIT,
-        most_prompts=NO_LIMIT,
-    ),
+    "cpu": PaceRule(calm_s=0.050, patience_s=0.150, crowd_s=0.200, crowd_share=8.0, minimal=16, untried=64),
 }
 
 

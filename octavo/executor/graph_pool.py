@@ -38,8 +38,8 @@ class GraphPool:
     A body reads and writes fixed buffers only, and advances the rows; so it can be run again as it is. A step that comes for the first
     time is run so, and captured when it comes again: what comes seldom is never captured. Steps with streams beside them are captured by
     a thread, and run without a graph until it is done: capturing launches nothing, so the host goes on submitting steps, and the streams
-    wait for neither. Two threads that launch in turns, kernel by kernel, take four times as long as one after the other, since Python's
-    lock changes hands at each; so while the host submits a step (``going_first``) the thread pauses, between two layers.
+    wait for neither. Two threads that launch in turns, kernel by kernel, take more than twice as long, since Python's lock changes hands
+    at each; so while the host submits a step (``going_first``) the thread pauses, between two layers.
 
     While the thread captures, nobody may wait for the whole device or empty torch's cache: the capture would be lost, and with it the
     means to make others, since torch does not clear up behind it. ``rest`` first. When a capture has failed no other is tried, and steps
@@ -68,12 +68,11 @@ class GraphPool:
         """The body's output, by replaying what was captured under ``key``, or by running it. ``beside``: streams wait for the step."""
         if not self.on_gpu:
             return body()
-        if self._behind is not None:
-            self._take()
+        busy = self.busy()
         step = self.steps.get(key)
         if step is None:
             ran = self._ran[key]
-            now = ran > 0 and self._behind is None and not self.refused
+            now = ran > 0 and not busy and not self.refused
             if now and beside:
                 now = not self._capture_behind(key, body) and ran >= TIMES_BESIDE
             if now:

@@ -51,9 +51,9 @@ class Launch:
     compile: Callable[[], Any]
 
 
-# Those that take longest to compile (2, 0.9 and 0.4 s, others 0.1 to 0.2; and a launcher each). The first answer waits for the last
-# kernel, so they are begun first: one that is begun when most are done lets all other processes wait.
-_SLOWEST = ("_decode_kernel", "_extend_kernel", "skinny_kernel")
+# Seconds of those that take longest to compile (others 0.1 to 0.2; and a launcher each). The first answer waits for the last kernel, so
+# they are begun first: one that is begun when most are done lets all other processes wait.
+_SLOW = {"_decode_kernel": 2.0, "_extend_kernel": 0.9, "skinny_kernel": 0.4}
 
 
 class Recorder:
@@ -145,9 +145,9 @@ def trace(request: dict[str, Any], gpu: Gpu) -> Iterator[list[Launch]]:
                 if first == wanted:
                     part()
         found = [launch for launch in recorder.launches.values() if launch.first == wanted]
-        library_key.join()
         if wanted:  # the others stay in the order in which they are likely to be asked for
-            found.sort(key=lambda launch: _SLOWEST.index(launch.name) if launch.name in _SLOWEST else len(_SLOWEST))
+            found.sort(key=lambda launch: -_SLOW.get(launch.name, 0.0))
+            library_key.join()
         yield found
 
 
@@ -201,10 +201,8 @@ def _pretend(gpu: Gpu) -> None:
         """Bodies are run one by one here; nothing is captured."""
 
         def __init__(self, rows: Any) -> None:
-            self.rows, self.on_gpu = rows, True
-
-        def in_thread(self) -> bool:
-            return False
+            super().__init__(rows)
+            self.on_gpu = True
 
     step_graphs.GraphPool = NoPool  # type: ignore[misc]
 

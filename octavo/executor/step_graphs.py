@@ -17,7 +17,6 @@ tokens runs the same body without being captured.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -61,7 +60,7 @@ class StepGraphs:
         self.mask_places = torch.full((max_rows,), max_rows, dtype=torch.int64, device=device)
         self.mask_bits: torch.Tensor | None = None
         self._rows: list[int] = []
-        self.asked: Counter[str] = Counter()  # modes of steps
+        self.asked: set[str] = set()  # modes of steps
         # The spare row draws too, so it needs parameters that can be drawn with.
         runner.sampler.state.init_row(RowInit(self.spare_row, TokenParams(temperature=0.0), 0, [0], [], []))
 
@@ -103,7 +102,7 @@ class StepGraphs:
     def _steps_ahead(self) -> Iterator[tuple[tuple[Any, ...], Callable[[], torch.Tensor]]]:
         """(key, body) of common steps, the likeliest first: those of modes that were asked for."""
         all_modes = (RANDOM, GREEDY, TRUNCATED)
-        known = tuple(mode for mode in all_modes if self.asked[mode]) or all_modes[:2]
+        known = tuple(mode for mode in all_modes if mode in self.asked) or all_modes[:2]
         for modes in (known, tuple(mode for mode in all_modes if mode not in known)):
             for low, high in ((-1, 64), (64, 256)):
                 for mode in modes:
@@ -129,7 +128,7 @@ class StepGraphs:
         """
         bucket = round_up(len(rows), self.sizes) if self.pool.on_gpu else len(rows)
         self._set_rows(rows)
-        self.asked[mode] += 1
+        self.asked.add(mode)
         return self.pool.run(("decode", bucket, mode), partial(self._decode_body, bucket, mode))[: len(rows)]
 
     def _set_rows(self, rows: list[int]) -> None:
@@ -194,7 +193,7 @@ class StepGraphs:
         else:
             sizes = (num_decodes, num_tokens, len(prompts))
         self._set_rows(decodes)
-        self.asked[mode] += 1
+        self.asked.add(mode)
         packed = self._upload_prompts(prompts, sizes[1], sizes[2])
         if captured:
             self._fill_prompt_inputs(packed)

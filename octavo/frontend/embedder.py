@@ -54,14 +54,10 @@ class Embedding:
         ids = [str(next(self._ids)) for _ in inputs]
         now = time.time()
         state = PooledOutputs({request_id: i for i, request_id in enumerate(ids)})
-        with self._turn:
-            try:
-                for request_id, token_ids in zip(ids, inputs, strict=True):
-                    self.engine.add_request(pooling_request(request_id, token_ids, params, arrival_time=now))
-                self._embed_loop(state, len(ids) if use_tqdm else 0)
-            except BaseException:  # Ctrl-C too, in the middle of a step: the next call starts from nothing
-                self.engine.abandon()
-                raise
+        with self._batch():
+            for request_id, token_ids in zip(ids, inputs, strict=True):
+                self.engine.add_request(pooling_request(request_id, token_ids, params, arrival_time=now))
+            self._embed_loop(state, len(ids) if use_tqdm else 0)
         if state.error is not None:
             raise RequestError(state.error, status=state.error_status)
         vectors = [np.frombuffer(v, "<f4") for v in state.vectors]

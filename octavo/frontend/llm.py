@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -208,17 +209,23 @@ class LLM(Embedding):
         results: dict[str, RequestOutput] = {}
         for prompt, p, request in zip(prompts, params, requests, strict=True):
             states[request.request_id] = RequestOutputs(request.request_id, prompt.text, request.prompt_token_ids, p, self.tokenizer)
+        with self._batch():
+            for request in requests:
+                self.engine.add_request(request)
+            self._loop(states, results, use_tqdm)
+        return [results[r.request_id] for r in requests]
+
+    @contextlib.contextmanager
+    def _batch(self) -> Iterator[None]:
+        """A turn at the engine, for what adds requests and steps until they have ended. Afterwards the device is the caller's."""
         with self._turn:
             try:
-                for request in requests:
-                    self.engine.add_request(request)
-                self._loop(states, results, use_tqdm)
+                yield
             except BaseException:  # Ctrl-C too, in the middle of a step: the next call starts from nothing
                 self.engine.abandon()
                 raise
             finally:
                 self.executor.rest()
-        return [results[r.request_id] for r in requests]
 
     def _loop(self, states: dict[str, RequestOutputs], results: dict[str, RequestOutput], use_tqdm: bool) -> None:
         bar = _ProgressBar(len(states)) if use_tqdm else None

@@ -182,17 +182,19 @@ def static_batches(worker: Worker, sizes: Sizes, clock: Clock) -> Values:
     worker.ask({"count": 2, "n_in": (16, 16), "n_out": (4, 4), "seed": 7, "temperature": 0.6}, clock.timeout)
     values: Values = {}
     for batch, total in sizes.static_batches:
-        made, seconds = 0, 0.0
+        made, seconds, failed = 0, 0.0, None
         for i in range(max(total // batch, 1)):
             if i and clock.left <= seconds / i:  # the next would not end in time
                 break
             try:
                 answer = worker.ask(mixed_spec(sizes, batch, seed=i), clock.timeout)
             except EngineError as error:  # it is still at work: nothing more can be asked of it
-                done = {"tok_s": made / seconds} if made else {"error": str(error)}
-                return values | {str(batch): done | {"output_tokens": made, "seconds": seconds}}
+                failed = str(error)
+                break
             made, seconds = made + answer["output_tokens"], seconds + answer["seconds"]
-        values[str(batch)] = {"tok_s": made / seconds, "output_tokens": made, "seconds": seconds}
+        values[str(batch)] = ({"tok_s": made / seconds} if made else {"error": failed}) | {"output_tokens": made, "seconds": seconds}
+        if failed:
+            break
     return values
 
 

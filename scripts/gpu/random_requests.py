@@ -37,7 +37,6 @@ class RandomRequests:
         torch.cuda.synchronize()
 
     def end_all(self) -> None:
-        for request_id in list(self.llm.engine.scheduler.requests):
-            self.llm.engine.abort(request_id)
+        self.llm.engine.abort_all()
         while self.llm.engine.has_work():
             self.llm.engine.step()

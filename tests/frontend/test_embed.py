@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from octavo import LLM, SamplingParams
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, RequestError
+from tests.frontend.thresholds import thresholds_seen
 from tests.models.helpers import tiny_transformers_model
 from tests.models.test_encoders import make_encoder
 from tests.tiny_model import make_tiny_model
@@ -194,14 +195,7 @@ def test_scores(tiny: LLM) -> None:
 
 
 def test_while_a_batch_runs_collections_are_rare_and_afterwards_as_before(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, seen = gc.get_threshold(), []
-    add_request, step = tiny.engine.add_request, tiny.engine.step
-
-    def look() -> None:
-        seen.append(gc.get_threshold())
-
-    monkeypatch.setattr(tiny.engine, "add_request", lambda request: (look(), add_request(request)))
-    monkeypatch.setattr(tiny.engine, "step", lambda: (look(), step())[1])
+    before, seen = gc.get_threshold(), thresholds_seen(tiny.engine, monkeypatch)
     for call in (lambda: tiny.embed([[1, 2], [3]]), lambda: tiny.score([[1]], [[2], [3]])):
         call()
         assert set(seen) == {(20_000, 20, 50)} and len(seen) >= 3

@@ -12,6 +12,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ConfigError, RequestError
+from tests.frontend.thresholds import thresholds_seen
 from tests.tiny_model import EOS, VOCAB_SIZE, make_tiny_model
 
 LENGTH = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
@@ -260,14 +261,7 @@ def test_preemption_gives_the_same_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["", "with frozen objects of the caller's"])
 def test_while_a_batch_runs_collections_are_rare_and_afterwards_as_before(llm: LLM, frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, seen = gc.get_threshold(), []
-    add_request, step = llm.engine.add_request, llm.engine.step
-
-    def look() -> None:
-        seen.append(gc.get_threshold())
-
-    monkeypatch.setattr(llm.engine, "add_request", lambda request: (look(), add_request(request)))
-    monkeypatch.setattr(llm.engine, "step", lambda: (look(), step())[1])
+    before, seen = gc.get_threshold(), thresholds_seen(llm.engine, monkeypatch)
     if frozen:
         gc.freeze()
     count = gc.get_freeze_count()
