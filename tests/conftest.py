@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import random
-import socket
 import sys
 from collections.abc import Iterator
 
@@ -15,6 +15,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest  # noqa: E402
 
+from tests.waiting import PATIENCE_S  # noqa: E402
+from tests.waiting import free_port as unused_port  # noqa: E402
+
 try:
     from hypothesis import settings
 except ImportError:
@@ -23,6 +26,16 @@ else:
     # Deterministic, and without a deadline: the machine's load must not decide whether a test passes.
     settings.register_profile("octavo", deadline=None, derandomize=True, print_blob=True)
     settings.load_profile("octavo")
+
+
+try:
+    import httpx
+except ImportError:
+    pass
+else:
+    # httpx gives up after 5 s without a word, which a busy machine may take. Its functions all have this one object as default.
+    _default = inspect.signature(httpx.get).parameters["timeout"].default
+    _default.connect = _default.read = _default.write = _default.pool = PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +60,4 @@ def _logging_as_it_was() -> Iterator[None]:
 @pytest.fixture
 def free_port() -> int:
     """A TCP port of 127.0.0.1 that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return unused_port()

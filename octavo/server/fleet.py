@@ -238,7 +238,11 @@ class Fleet:
         if len(self.restarts) > MAX_RESTARTS:
             raise EngineDeadError(f"HTTP processes ended {len(self.restarts)} times in {RESTARTS_S:.0f} seconds; the server gives up.")
         if not self.stopping:
-            await self._start_worker(index)
+            try:
+                await self._start_worker(index)
+            except EngineDeadError:
+                if not self.stopping:  # or the signal that ends all has ended it before it listened
+                    raise
 
     # -- end
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,13 +13,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from tests.waiting import PATIENCE_S, free_port
+
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def _end_with_parent() -> None:
@@ -31,7 +26,7 @@ def _end_with_parent() -> None:
 class RunningServer:
     """``python -m octavo serve`` with the given flags; ``stop()`` sends SIGTERM and returns the exit code."""
 
-    def __init__(self, *flags: str, env: dict[str, str] | None = None, ready_s: float = 120.0) -> None:
+    def __init__(self, *flags: str, env: dict[str, str] | None = None, ready_s: float = 240.0) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = tempfile.NamedTemporaryFile("w+", suffix=".log", delete=False)
@@ -51,14 +46,14 @@ class RunningServer:
 
     def healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(self.url + "/health", timeout=5) as response:
+            with urllib.request.urlopen(self.url + "/health", timeout=PATIENCE_S) as response:
                 return response.status == 200
         except (urllib.error.URLError, OSError):
             return False
 
     def metric(self, name: str) -> float:
         """Sum of a metric's samples, 0 when there are none."""
-        with urllib.request.urlopen(self.url + "/metrics", timeout=10) as response:
+        with urllib.request.urlopen(self.url + "/metrics", timeout=PATIENCE_S) as response:
             lines = response.read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((name + "{", name + " ")))
 
@@ -81,7 +76,7 @@ class RunningServer:
     def open_files(self) -> int:
         return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in self.pids())
 
-    def stop(self, timeout_s: float = 20.0) -> int:
+    def stop(self, timeout_s: float = PATIENCE_S) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from octavo.config import ServerOptions
 from octavo.server.app import create_app
 from octavo.server.limits import limited_protocol
 from octavo.server.mock import MockEngine
+from tests.waiting import until
 
 MODEL = "mock-model"
 
@@ -30,12 +30,9 @@ class Running:
     app: object
     server: uvicorn.Server
 
-    def wait_idle(self, seconds: float = 1.0) -> None:
-        """Wait until nothing runs on the engine; fail after ``seconds``."""
-        end = time.monotonic() + seconds
-        while self.engine.runs and time.monotonic() < end:
-            time.sleep(0.01)
-        assert not self.engine.runs
+    def wait_idle(self, seconds: float = 15.0) -> None:
+        """Wait until nothing runs on the engine; fail after ``seconds``, in which what should have been ended must not end by itself."""
+        until(lambda: not self.engine.runs, seconds)
 
 
 @contextlib.contextmanager
@@ -52,9 +49,7 @@ def running_server(engine: MockEngine | None = None, *, scheduling_policy: str |
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: server.run(sockets=[sock]), daemon=True)
     thread.start()
-    end = time.monotonic() + 10
-    while not server.started and time.monotonic() < end:
-        time.sleep(0.005)
+    until(lambda: server.started, every=0.005)
     try:
         yield Running(f"http://127.0.0.1:{port}", port, engine, app, server)
     finally:
@@ -85,11 +80,11 @@ def start_server() -> Iterator[Callable[..., Running]]:
 
 @pytest.fixture(scope="session")
 def http(server: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=10) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=10) as client:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client

@@ -25,6 +25,8 @@ from octavo.server.fleet import bind_all
 from octavo.server.quota import KeyLimits
 from octavo.types import EngineStats
 from tests.e2e.server import RunningServer
+from tests.server.test_server_life import refused
+from tests.waiting import runs, until
 
 COMPLETIONS = "/v1/completions"
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,10 +59,19 @@ class Fleet:
             self.url = line.split(" on ")[1].strip() if "Octavo serves" in line else ""
 
     def workers(self) -> list[int]:
-        return list(map(int, Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()))
+        """Those that run: one that was killed is a child until its parent has noticed."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in children if runs(pid)]
 
-    def end(self, seconds: float) -> str:
-        text, _ = self.process.communicate(timeout=seconds)
+    def kill_one(self) -> int:
+        """Kill the oldest, and return when it is dead: until then it may accept somebody."""
+        pid = self.workers()[0]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not runs(pid))
+        return pid
+
+    def end(self) -> str:
+        text, _ = self.process.communicate(timeout=120)
         return "".join(self.lines) + text
 
 
@@ -86,7 +97,7 @@ def metric(url: str, name: str) -> float:
 
 
 def ask(url: str, **fields) -> httpx.Response:
-    return httpx.post(url + COMPLETIONS, json={"prompt": "x", "max_tokens": 3, **fields}, timeout=30)
+    return httpx.post(url + COMPLETIONS, json={"prompt": "x", "max_tokens": 3, **fields}, timeout=120)
 
 
 # -- numbers in common
@@ -160,10 +171,12 @@ def test_a_taken_port_is_noticed():
 def test_all_serve_and_limits_are_one(fleet):
     one = fleet(max_requests_per_minute=40)
     assert len(one.workers()) == 2
-    statuses = [ask(one.url).status_code for _ in range(48)]  # each on a connection of its own
-    assert 40 <= statuses.count(200) <= 44 and statuses.count(429) == 48 - statuses.count(200)
+    begun, answered = time.monotonic(), 0
+    while (status := ask(one.url).status_code) == 200 and answered < 100:  # each on a connection of its own
+        answered += 1
+    assert status == 429 and 40 <= answered <= 41 + (time.monotonic() - begun) * 40 / 60
     counts = [metric(one.url, "vllm:request_success_total") for _ in range(8)]
-    assert counts == [statuses.count(200)] * 8
+    assert counts == [answered] * 8
     used = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in one.workers()]
     assert len(used) == 2
 
@@ -173,35 +186,50 @@ def test_a_crash_is_mended(fleet):
     before = set(one.workers())
     assert ask(one.url).status_code == 200
     for _ in range(2):
-        os.kill(one.workers()[0], signal.SIGKILL)
-        end = time.monotonic() + 15
+        one.kill_one()
         answers = [ask(one.url).status_code for _ in range(6)]  # those for the dead one wait for the new one
-        while len(one.workers()) < 2 and time.monotonic() < end:
-            time.sleep(0.05)
         assert answers == [200] * 6
+        until(lambda: len(one.workers()) == 2)
     assert len(set(one.workers()) - before) >= 1
     assert metric(one.url, "vllm:request_success_total") == 13
     one.process.send_signal(signal.SIGTERM)
-    output = one.end(10)
+    output = one.end()
     assert one.process.returncode == 0 and output.count("was ended by SIGKILL; its requests are lost, and it is started again") == 2
+
+
+def test_sigterm_while_a_crash_is_mended(fleet):
+    """The new process does not listen yet; that it never will is no fault, and what runs in the other one comes to its end."""
+    one = fleet()
+    before = {*one.workers()}
+    streams = [stream_in(one.url, 200) for _ in range(16)]  # the other one has some of them, but for once in 65,536 times
+    one.kill_one()
+    until(lambda: {*one.workers()} - before, every=0.001)
+    one.process.send_signal(signal.SIGTERM)
+    whole = 0
+    for chunks in streams:
+        with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
+            whole += "[DONE]" in "".join(chunks)
+    assert whole
+    output = one.end()
+    assert one.process.returncode == 0 and output.rstrip().endswith("ended") and "Traceback" not in output, output
 
 
 def test_processes_that_cannot_run_end_the_server(fleet):
     one = fleet()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while one.process.poll() is None and time.monotonic() < end:
         with contextlib.suppress(OSError):
             for pid in one.workers():
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
-    output = one.end(5)
+    output = one.end()
     assert one.process.returncode == 1
     assert "the server gives up" in output or "before it listened" in output
     assert not Path(f"/proc/{one.process.pid}").exists()
 
 
 def stream_in(url: str, max_tokens: int):
-    http = httpx.Client(base_url=url, timeout=20)
+    http = httpx.Client(base_url=url, timeout=60)
     answer = http.send(http.build_request("POST", COMPLETIONS, json={"prompt": "x", "max_tokens": max_tokens, "stream": True}), stream=True)
     chunks = answer.iter_text()
     next(chunks)
@@ -212,27 +240,25 @@ def test_sigterm_drains_all(fleet):
     one = fleet()
     streams = [stream_in(one.url, 150) for _ in range(6)]
     one.process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(one.url + "/health")
+    until(lambda: refused(one.url))
     for chunks in streams:
         assert "[DONE]" in "".join(chunks)
-    output = one.end(10)
+    output = one.end()
     assert one.process.returncode == 0 and output.rstrip().endswith("ended") and "Traceback" not in output
 
 
 @pytest.mark.parametrize("how", ["second signal", "timeout"])
 def test_running_requests_are_told(fleet, how):
-    one = fleet(drain_timeout=0.3 if how == "timeout" else 60.0)
+    one = fleet(drain_timeout=0.3 if how == "timeout" else 250.0)
     streams = [stream_in(one.url, 100_000) for _ in range(4)]
     one.process.send_signal(signal.SIGTERM)
     if how == "second signal":
-        time.sleep(0.3)
+        until(lambda: refused(one.url))  # all have seen the first: two that come together are one
         one.process.send_signal(signal.SIGTERM)
     for chunks in streams:
         text = "".join(chunks)
         assert "shutting down" in text and "[DONE]" not in text
-    one.end(10)
+    one.end()
     assert one.process.returncode == 0
 
 
@@ -241,10 +267,8 @@ def test_the_parents_death_ends_all(fleet):
     pids = one.workers()
     one.process.kill()
     one.process.wait()
-    end = time.monotonic() + 5
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert len(pids) == 2
+    until(lambda: not any(map(runs, pids)))
 
 
 # -- with the model
@@ -298,42 +322,36 @@ def test_requests_of_a_crashed_process_end_in_the_engine(real):
         streams = [stack.enter_context(http.stream("POST", COMPLETIONS, json=body)).iter_text() for _ in range(6)]
         for chunks in streams:
             next(chunks)
-        end = time.monotonic() + 2
-        while real.metric("vllm:num_requests_running") != 6 and time.monotonic() < end:
-            time.sleep(0.02)
-        assert real.metric("vllm:num_requests_running") == 6
+        until(lambda: real.metric("vllm:num_requests_running") == 6)
         for pid in http_processes(real):
             os.kill(pid, signal.SIGKILL)
-        end = time.monotonic() + 30
-        running = 6.0
-        while running and time.monotonic() < end:
-            with contextlib.suppress(OSError):
-                running = real.metric("vllm:num_requests_running")
-            time.sleep(0.05)
-        assert running == 0 and real.metric("vllm:kv_cache_usage_perc") == 0
+
+        def nothing_runs() -> bool:
+            try:
+                return real.metric("vllm:num_requests_running") == real.metric("vllm:kv_cache_usage_perc") == 0
+            except OSError:
+                return False
+
+        until(nothing_runs, 120)
     assert httpx.post(real.url + COMPLETIONS, json={"prompt": "x", "max_tokens": 2}, headers=HEADERS, timeout=60).status_code == 200
-    assert "6 request(s)" in real.output() or real.output().count("were ended in the engine") == 2
+    until(lambda: "6 request(s)" in real.output() or real.output().count("were ended in the engine") == 2)
 
 
 def test_a_client_that_leaves_and_one_that_stops(real):
     body = {"prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    before = max(real.metric("vllm:generation_tokens_total") for _ in range(8))
     with httpx.stream("POST", real.url + COMPLETIONS, json=body, headers=HEADERS, timeout=60) as answer:
         next(answer.iter_text())
     time.sleep(0.3)  # each process hears of the engine ten times a second: one may not know yet that something ran
-    end = time.monotonic() + 2
-    while any(counts := [real.metric("vllm:num_requests_running") for _ in range(8)]) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not any(counts), "it runs on"
+    until(lambda: not any(real.metric("vllm:num_requests_running") for _ in range(8)))
+    assert real.metric("vllm:generation_tokens_total") - before < 1900, "it ran to its end"
     stopped = httpx.post(real.url + COMPLETIONS, json={**body, "stream": False, "stop": ["e"]}, headers=HEADERS, timeout=60).json()
     assert stopped["choices"][0]["finish_reason"] == "stop"
 
 
 def ready(server: RunningServer) -> bool:
     """Healthy is who answers first; this waits for all."""
-    end = time.monotonic() + 30
-    while "HTTP processes share" not in server.output() and time.monotonic() < end:
-        time.sleep(0.05)
-    return "HTTP processes share" in server.output()
+    return until(lambda: "HTTP processes share" in server.output(), 120)
 
 
 def test_the_engines_death_is_told_by_all():
@@ -342,9 +360,7 @@ def test_the_engines_death_is_told_by_all():
         assert ready(server)
         engine = next(pid for pid in server.pids()[1:] if "engine.process" in Path(f"/proc/{pid}/cmdline").read_text())
         os.kill(engine, signal.SIGKILL)
-        time.sleep(1.0)
-        statuses = {httpx.get(server.url + "/health").status_code for _ in range(6)}
-        assert statuses == {503}
+        until(lambda: {httpx.get(server.url + "/health").status_code for _ in range(6)} == {503})
         error = httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).json()["error"]
         assert error["code"] == "engine_dead"
     finally:
