@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import slowness
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_request_path.py"
 
 
@@ -30,14 +32,19 @@ def front(bench):
 
 
 def test_the_first_byte_follows_its_token(bench, front):
-    """Within 1 ms; a quarter of that is usual. The best of a few rounds' medians: in others the machine had something else to do."""
+    """Within 1 ms; a quarter of that is usual. The best of some rounds' medians: in others the machine had something else to do.
+
+    What it must not have is a timer of any kind in its way, which would be longer on machines of every speed.
+    """
     bench.first_byte_seconds(front, 20)
+    bound = 0.001 * slowness()
     medians = []
-    for _ in range(8):
+    for _ in range(20):
         medians.append(statistics.median(bench.first_byte_seconds(front, 50)))
-        if medians[-1] < 0.001:
+        if medians[-1] < bound:
             break
-    assert min(medians) < 0.001, medians
+        time.sleep(0.2)
+    assert min(medians) < bound, medians
 
 
 def test_a_chat_of_2000_tokens_is_taken_in(bench, front):
@@ -45,4 +52,4 @@ def test_a_chat_of_2000_tokens_is_taken_in(bench, front):
     times, count = bench.path_seconds(front.llm, repeat=100, clock=time.thread_time)
     assert 1900 < count < 2100
     assert all(len(values) == 100 and sum(values) > 0 for values in times.values())
-    assert statistics.median(bench.before_tokens(times)) < 0.002
+    assert statistics.median(bench.before_tokens(times)) < 0.002 * slowness()

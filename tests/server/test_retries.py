@@ -57,7 +57,7 @@ def test_a_client_that_half_closes_counts_as_gone(stream) -> None:
     """It can't be told from one that has closed: an answer that is not streamed would be made to its end for nobody."""
     with running_server(MockEngine(tick_s=0.01, length=10**6, max_model_len=60_000)) as running:
         body = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 50_000, "stream": stream}).encode()
-        with socket.create_connection(("127.0.0.1", running.port), timeout=5) as sock:
+        with socket.create_connection(("127.0.0.1", running.port), timeout=60) as sock:
             sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             for _ in range(100):
                 if running.engine.runs:

@@ -134,7 +134,8 @@ def test_beam_search_over_http(http, server):
 def test_a_client_that_leaves_ends_its_search(start_server):
     running = start_server(MockEngine(tick_s=0.02))
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(running.url + COMPLETIONS, json={"prompt": "x", "use_beam_search": True, "n": 4, "max_tokens": 1000}, timeout=0.3)
+        body = {"prompt": "x", "use_beam_search": True, "n": 4, "max_tokens": 1500}
+        httpx.post(running.url + COMPLETIONS, json=body, timeout=httpx.Timeout(60, read=0.3))
     running.wait_idle()
 
 

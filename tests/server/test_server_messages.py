@@ -41,7 +41,7 @@ def say(start_server):
 
 
 def post(running, path="/v1/messages", **body) -> dict:
-    answer = httpx.post(running.url + path, json={"model": MODEL, "max_tokens": 300, "messages": HELLO, **body}, timeout=20)
+    answer = httpx.post(running.url + path, json={"model": MODEL, "max_tokens": 300, "messages": HELLO, **body}, timeout=60)
     assert answer.status_code == 200, answer.text
     Message.model_validate(answer.json())
     return answer.json()
@@ -49,7 +49,7 @@ def post(running, path="/v1/messages", **body) -> dict:
 
 def events_of(running, **body) -> list[dict]:
     body = {"model": MODEL, "max_tokens": 300, "messages": HELLO, "stream": True, **body}
-    answer = httpx.post(running.url + "/v1/messages", json=body, timeout=20)
+    answer = httpx.post(running.url + "/v1/messages", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     blocks = answer.text.split("\n\n")
     assert blocks.pop() == ""

@@ -39,7 +39,7 @@ def say(start_server):
 
 
 def events_of(running, **body) -> list[dict]:
-    answer = httpx.post(running.url + "/v1/responses", json={"model": MODEL, "stream": True, **body}, timeout=20)
+    answer = httpx.post(running.url + "/v1/responses", json={"model": MODEL, "stream": True, **body}, timeout=60)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
     blocks = answer.text.split("\n\n")
@@ -56,7 +56,7 @@ def events_of(running, **body) -> list[dict]:
 
 
 def answer_of(running, **body) -> dict:
-    answer = httpx.post(running.url + "/v1/responses", json={"model": MODEL, **body}, timeout=20)
+    answer = httpx.post(running.url + "/v1/responses", json={"model": MODEL, **body}, timeout=60)
     assert answer.status_code == 200, answer.text
     Response.model_validate(answer.json())
     return answer.json()

@@ -37,7 +37,7 @@ def textless() -> Iterator[Running]:
 
 def raw_stream(running: Running, **fields: Any) -> bytes:
     body = {"prompt": [1, 2, 3], "max_tokens": 8, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}} | fields
-    answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=10)
+    answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.content
 

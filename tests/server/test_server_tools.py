@@ -75,7 +75,7 @@ def both(running, **body) -> tuple[dict, list[dict]]:
     import httpx
 
     body = {"messages": HELLO, "max_tokens": 400, **body}
-    with httpx.Client(base_url=running.url, timeout=20) as http:
+    with httpx.Client(base_url=running.url, timeout=60) as http:
         whole = http.post("/v1/chat/completions", json=body)
         assert whole.status_code == 200, whole.text
         stream = http.post("/v1/chat/completions", json={**body, "stream": True, "stream_options": {"include_usage": True}})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
 from octavo.server.webui import FOLDER, WebPage
+from tests.waiting import until
 
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 FILES = sorted(f for f in FOLDER.iterdir())
@@ -124,7 +124,6 @@ def test_polls_of_the_page_are_not_logged(start_server, caplog):
     with caplog.at_level("INFO", "octavo.access"), httpx.Client(base_url=running.url) as client:
         for path in ("/metrics", "/health", "/web/app.js", "/web/nope.js", "/version"):
             client.get(path)
-        end = time.monotonic() + 5
-        while len(lines := [r.getMessage() for r in caplog.records if r.name == "octavo.access"]) < 2 and time.monotonic() < end:
-            time.sleep(0.01)  # a line is written when its answer has gone out
+        until(lambda: len([r for r in caplog.records if r.name == "octavo.access"]) >= 2)  # written when its answer has gone out
+    lines = [r.getMessage() for r in caplog.records if r.name == "octavo.access"]
     assert [re.search(r'"GET (\S+)"', line).group(1) for line in lines] == ["/web/nope.js", "/version"]  # type: ignore[union-attr]

@@ -11,6 +11,7 @@ import pytest
 
 from octavo.server.mock import MockEngine
 from tests.server.conftest import Running
+from tests.waiting import until
 
 PATH = "/v1/completions"
 
@@ -22,7 +23,7 @@ def request(fields: dict, *, version: str = "1.1", headers: str = "", path: str 
 
 def exchange(port: int, *parts: bytes) -> bytes:
     """Everything that comes back until the server closes."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         for part in parts:
             sock.sendall(part)
             time.sleep(0.02)
@@ -68,12 +69,9 @@ def test_pipelined_requests_end_with_their_client(start_server, stream: bool):
     running = start_server(MockEngine(length=10**9, max_model_len=10**7, tick_s=0.01))
     with socket.create_connection(("127.0.0.1", running.port)) as sock:
         sock.sendall(request({"max_tokens": 10**6, "stream": stream}) * 3)
-        end = time.monotonic() + 5
-        while not running.engine.runs and time.monotonic() < end:
-            time.sleep(0.01)
-        assert running.engine.runs
+        until(lambda: running.engine.runs)
         time.sleep(0.05)
-    running.wait_idle(5)
+    running.wait_idle()
 
 
 @pytest.mark.parametrize("framing", [b"ZZ\r\nabc", b"FFFFFFFFFFFFFFFFF\r\nabc", b"3\r\nabcX"])

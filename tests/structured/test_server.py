@@ -183,7 +183,9 @@ async def test_hostile_input_beside_others(server: RunningServer) -> None:
 
 def test_clients_that_leave(server: RunningServer) -> None:
     body = {"prompt": "p", "max_tokens": 1500, "stream": True, "guided_regex": "a*", "ignore_eos": True}
+    before = server.metric("vllm:generation_tokens_total")
     for _ in range(4):
         with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
             next(response.iter_lines())
-    until(lambda: server.metric("vllm:num_requests_running") == 0, 30)  # 1,500 tokens each are far from over
+    until(lambda: server.metric("vllm:num_requests_running") == 0)
+    assert server.metric("vllm:generation_tokens_total") - before < 3 * 1500, "they ran to their ends"
