@@ -23,20 +23,21 @@ from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.params import SamplingParams
 from octavo.types import TokenDelta
 from tests.tiny_model import make_tiny_model
+from tests.waiting import runs, until, until_async
 
-pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).resolve().parents[2]
 LONG = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0)
+ENDLESS = SamplingParams(max_tokens=16_000, ignore_eos=True, temperature=0)  # does not end before something is done about it
 PROMPT = [1, 2, 3, 4, 5]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(make_tiny_model(tmp_path_factory.mktemp("models") / "tiny model ü"))
+    return str(make_tiny_model(tmp_path_factory.mktemp("models") / "tiny model ü", max_position=16_384))
 
 
 def config(model: str, **changes: object) -> EngineConfig:
-    fields = {"load_format": "dummy", "kv_cache_memory": 2**22, "max_num_seqs": 16, "dtype": "float32", "device": "cpu", **changes}
+    fields = {"load_format": "dummy", "kv_cache_memory": 2**24, "max_num_seqs": 16, "dtype": "float32", "device": "cpu", **changes}
     return EngineConfig(model=model, **fields)
 
 
@@ -50,10 +51,7 @@ def joined(outputs: list[RequestOutput], index: int = 0) -> tuple[str, list[int]
 
 
 async def wait_until_idle(llm: AsyncLLM) -> None:
-    deadline = time.monotonic() + 10
-    while llm.stats.num_running or llm.stats.num_waiting or llm.stats.kv_cache_usage:
-        assert time.monotonic() < deadline, llm.stats
-        await asyncio.sleep(0.02)
+    await until_async(lambda: not (llm.stats.num_running or llm.stats.num_waiting or llm.stats.kv_cache_usage))
 
 
 async def test_one_engine_through_all_ends_of_requests(model: str) -> None:
@@ -91,11 +89,13 @@ async def _streams_and_batches_agree(llm: AsyncLLM) -> None:
 
 
 async def _closing_a_stream_aborts_it(llm: AsyncLLM) -> None:
-    async with aclosing(llm.generate(PROMPT, LONG, request_id="c")) as stream:
+    before = llm.stats.generation_tokens
+    async with aclosing(llm.generate(PROMPT, ENDLESS, request_id="c")) as stream:
         async for _ in stream:
             break
     assert llm.num_unfinished == 0
     await wait_until_idle(llm)
+    assert llm.stats.generation_tokens - before < 16_000
 
 
 async def _cancelling_anywhere_frees_all(llm: AsyncLLM) -> None:
@@ -115,46 +115,45 @@ async def _cancelling_anywhere_frees_all(llm: AsyncLLM) -> None:
 
 
 async def _too_much_that_is_not_read_is_given_up(llm: AsyncLLM) -> None:
-    """Of three readers one stops, with three times as much to read as another: it loses its answer, the others nothing."""
+    """Of three readers two stop: the one with most to read loses its answer, the others nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(async_llm, "SHED_S", 0.0)
-        patch.setattr(async_llm, "MAX_UNREAD", 30 * TOKEN_BYTES)
-        reading = asyncio.create_task(collect(llm, "h", LONG))
-        few, many = (SamplingParams(max_tokens=25, n=n, ignore_eos=True) for n in (1, 3))
+        # Room for all that the first two can ever have, should this process not get to run for a while.
+        patch.setattr(async_llm, "MAX_UNREAD", 90 * TOKEN_BYTES)
+        reading = asyncio.create_task(collect(llm, "h", SamplingParams(max_tokens=60, ignore_eos=True)))
+        few, many = (SamplingParams(max_tokens=count, n=n, ignore_eos=True) for count, n in ((25, 1), (50, 3)))
         small, large = llm.generate(PROMPT, few, request_id="i"), llm.generate(PROMPT, many, request_id="j")
         async with aclosing(small), aclosing(large):
             await anext(small)
             await anext(large)
-            deadline = time.monotonic() + 10
-            while len(llm._streams) > 1 and time.monotonic() < deadline:
-                await asyncio.sleep(0.05)
+            await until_async(lambda: len(llm._streams) <= 1)
             with pytest.raises(RequestError, match="not read as fast") as refusal:
                 await anext(large)
             assert refusal.value.code == "client_too_slow"
             assert [o async for o in small][-1].finished
-        assert len(joined(await reading)[1]) == 400
+        assert len(joined(await reading)[1]) == 60
     assert llm.num_unfinished == 0
     await wait_until_idle(llm)
 
 
 async def _abort_from_outside(llm: AsyncLLM) -> None:
-    task = asyncio.create_task(collect(llm, "e", LONG))
-    await asyncio.sleep(0.05)
+    stream = llm.generate(PROMPT, ENDLESS, request_id="e")
+    await anext(stream)
     llm.abort("e")
     llm.abort("unknown")
-    outputs = await task
+    outputs = [output async for output in stream]
     assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "abort"
 
 
 async def _refusals_leave_nothing(llm: AsyncLLM) -> None:
-    running = asyncio.create_task(collect(llm, "f", LONG))
-    await asyncio.sleep(0.02)
+    running = llm.generate(PROMPT, ENDLESS, request_id="f")
+    await anext(running)
     for request_id, prompt, params, match in (
         ("f", PROMPT, LONG, "running already"),
         ("g", [], LONG, "empty"),
         ("g", [288], LONG, "vocabulary"),
         ("g", [-1], LONG, "vocabulary"),
-        ("g", [1] * 512, LONG, "context length"),
+        ("g", [1] * 16_384, LONG, "context length"),
         ("g", PROMPT, SamplingParams(n=17), "max-num-seqs"),
         ("g", PROMPT, SamplingParams(n=10**9), "max-num-seqs"),
         ("g", PROMPT, SamplingParams(stop_token_ids=[10**6]), "vocabulary"),
@@ -167,15 +166,15 @@ async def _refusals_leave_nothing(llm: AsyncLLM) -> None:
             async for _ in llm.generate(PROMPT, LONG, request_id=request_id, priority=priority, cache_salt=salt):
                 pass
     assert llm.num_unfinished == 1
-    assert joined(await running)[2] == "length"
+    llm.abort("f")
+    assert [output async for output in running][-1].outputs[0].finish_reason == "abort"
 
 
 async def _a_reader_that_is_late_gets_all_at_once(llm: AsyncLLM) -> None:
     stream = llm.generate(PROMPT, LONG, request_id="i")
     first = await anext(stream)
-    await asyncio.sleep(0.05)
-    while llm.stats.num_running:
-        await asyncio.sleep(0.02)
+    outputs = llm._streams[llm.process.prefix + "i"].outputs
+    await until_async(lambda: outputs.finished)
     rest = [output async for output in stream]
     assert len(rest) == 1 and rest[0].finished
     assert len(first.outputs[0].token_ids) + len(rest[0].outputs[0].token_ids) == 400
@@ -203,8 +202,8 @@ async def test_a_fault_on_one_request_fails_that_one_alone(model: str, monkeypat
 
 async def test_killing_the_engine_fails_every_stream_and_hangs_nothing(model: str) -> None:
     llm = await AsyncLLM.start(config(model))
-    tasks = [asyncio.create_task(collect(llm, str(i), LONG)) for i in range(4)]
-    open_stream = llm.generate(PROMPT, LONG, request_id="open")
+    tasks = [asyncio.create_task(collect(llm, str(i), ENDLESS)) for i in range(4)]
+    open_stream = llm.generate(PROMPT, ENDLESS, request_id="open")
     await anext(open_stream)
     llm.process.process.kill()
     llm.process.process.wait()
@@ -214,23 +213,24 @@ async def test_killing_the_engine_fails_every_stream_and_hangs_nothing(model: st
     llm.abort("0")
     with pytest.raises(EngineDeadError):
         await collect(llm, "new", LONG)
-    assert time.monotonic() - begun < 2
-    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+    assert time.monotonic() - begun < 30
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
     assert all(isinstance(r, EngineDeadError) and "SIGKILL" in str(r) for r in results), results
     assert not llm.is_healthy()
     with pytest.raises(EngineDeadError):
         await llm.reset_prefix_cache()
-    await asyncio.wait_for(llm.shutdown(drain_s=5), 4)  # nothing left to wait for
+    await asyncio.wait_for(llm.shutdown(drain_s=200), 60)  # nothing left to wait for
 
 
 async def test_the_engine_leaves_signals_to_its_parent(model: str) -> None:
     llm = await AsyncLLM.start(config(model))
     try:
-        task = asyncio.create_task(collect(llm, "a", LONG))
-        await asyncio.sleep(0.05)
+        stream = llm.generate(PROMPT, LONG, request_id="a")
+        await anext(stream)
         for number in (signal.SIGTERM, signal.SIGINT):
             llm.process.process.send_signal(number)
-        assert joined(await task)[2] == "length"
+        assert [output async for output in stream][-1].outputs[0].finish_reason == "length"
+        assert joined(await collect(llm, "b", LONG))[2] == "length"  # the signals had come by then
     finally:
         await llm.shutdown()
 
@@ -239,16 +239,17 @@ async def test_shutdown_drains_then_fails_what_still_runs(model: str) -> None:
     llm = await AsyncLLM.start(config(model))
     short = asyncio.create_task(collect(llm, "short", SamplingParams(max_tokens=20, ignore_eos=True)))
     await asyncio.sleep(0.02)
-    await llm.shutdown(drain_s=10)
+    await llm.shutdown(drain_s=200)
     assert joined(await short)[2] == "length"
 
     llm = await AsyncLLM.start(config(model))
-    task = asyncio.create_task(collect(llm, "long", LONG))
-    await asyncio.sleep(0.05)
+    stream = llm.generate(PROMPT, ENDLESS, request_id="long")
+    await anext(stream)
     await llm.shutdown()
     await llm.shutdown()  # twice is no error
     with pytest.raises(EngineDeadError, match="shutting down"):
-        await task
+        async for _ in stream:
+            pass
 
 
 @pytest.mark.parametrize(
@@ -273,7 +274,7 @@ async def test_what_keeps_the_engine_from_starting_is_raised_here(model: str, ch
 async def test_cancelled_while_loading(model: str) -> None:
     process = EngineProcess(config(model), model)
     task = asyncio.create_task(AsyncLLM.start(config(model), process=process))
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.1)  # not even a fast machine has imported torch by then
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -284,7 +285,7 @@ async def test_an_engine_that_dies_while_loading(model: str) -> None:
     process = EngineProcess(config(model), model)
     process.process.kill()
     with pytest.raises(EngineDeadError, match="SIGKILL"):
-        await asyncio.wait_for(AsyncLLM.start(config(model), process=process), 20)
+        await asyncio.wait_for(AsyncLLM.start(config(model), process=process), 120)
     assert not os.path.exists(process.folder)
 
 
@@ -296,12 +297,12 @@ from octavo.config import EngineConfig
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.engine_process import EngineProcess
 async def main():
-    config = EngineConfig(model={model!r}, load_format="dummy", kv_cache_memory=2**22, device="cpu")
+    config = EngineConfig(model={model!r}, load_format="dummy", kv_cache_memory=2**24, device="cpu")
     process = EngineProcess(config, {model!r})
     if {when!r} == "serving":
         await AsyncLLM.start(config, process=process)
     print(process.process.pid, flush=True)
-    await asyncio.sleep(60)
+    await asyncio.sleep(600)
 asyncio.run(main())
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
@@ -310,17 +311,7 @@ asyncio.run(main())
     engine = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 10
-    while _runs(engine) or os.listdir(tmp_path):
-        assert time.monotonic() < deadline, os.listdir(tmp_path)
-        time.sleep(0.05)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    until(lambda: not (runs(engine) or os.listdir(tmp_path)))
 
 
 def test_a_module_of_the_working_directory_is_not_imported(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from tokenizer_zoo import ZOO, smollm2_path, wrap
 
 from octavo.frontend.detokenizer import Detokenizer
 from octavo.frontend.tokenizer import Tokenizer, load_tokenizer
+from tests.waiting import slowness
 
 TOKENIZERS: dict[str, Tokenizer] = {}
 
@@ -232,7 +233,7 @@ def test_speed() -> None:
         for token_id in ids:
             detokenizer.push([token_id])
         best = min(best, time.process_time() - start)
-    assert best / len(ids) < 10e-6  # measured: under 1 us on a quiet machine
+    assert best / len(ids) < 10e-6 * slowness()  # measured: under 1 us on a quiet machine
 
 
 @pytest.mark.parametrize("name", NAMES)

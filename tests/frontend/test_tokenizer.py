@@ -19,6 +19,7 @@ from octavo.frontend import gguf_tokenizer
 from octavo.frontend.gguf_tokenizer import BYTE, CONTROL, NORMAL, PRE_TOKENIZERS, UNKNOWN, read_gguf_metadata
 from octavo.frontend.gguf_tokenizer import USER_DEFINED as USER
 from octavo.frontend.tokenizer import load_tokenizer
+from tests.waiting import slowness
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_smollm2_loads_quickly() -> None:
         start = time.process_time()
         load_tokenizer(smollm2_path())
         best = min(best, time.process_time() - start)
-    assert best < 1.0  # measured: 0.15 s on a quiet machine
+    assert best < 1.0 * slowness()  # measured: 0.15 s on a quiet machine
 
 
 def test_token_bytes_are_exact(smollm2) -> None:

@@ -9,7 +9,6 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from octavo.errors import ConfigError
 from octavo.server.mock import MockEngine
 from octavo.server.run import _Runner, bind
 from octavo.server.tls import tls_context
+from tests.waiting import until
 
 PAGE = "https://chat.example"
 ASKS = {"Origin": PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, content-type"}
@@ -124,14 +124,12 @@ def https_server(folder: Path, **options) -> Iterator[str]:
     loop.add_signal_handler = monkey  # type: ignore[method-assign]
     thread = threading.Thread(target=lambda: loop.run_until_complete(runner.run()), daemon=True)
     thread.start()
-    end = time.monotonic() + 10
-    while (runner.server is None or not runner.server.started) and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: runner.server is not None and runner.server.started)
     try:
         yield f"https://127.0.0.1:{port}"
     finally:
         loop.call_soon_threadsafe(setattr, runner.server, "should_exit", True)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 
@@ -154,7 +152,7 @@ def test_the_openai_client_over_https(certificates):
         with pytest.raises(httpx.HTTPError):
             httpx.get(url.replace("https", "http") + "/health")  # no plain http on this port
         host, port = url.removeprefix("https://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as sock:  # headers' limit holds in TLS too
+        with socket.create_connection((host, int(port)), timeout=60) as sock:  # headers' limit holds in TLS too
             with trusting(certificates).wrap_socket(sock, server_hostname=host) as tls:
                 tls.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Big: " + b"a" * 100_000 + b"\r\n\r\n")
                 assert tls.recv(65536).startswith(b"HTTP/1.1 431 ")

@@ -13,6 +13,7 @@ import pytest
 from octavo.server import caps
 from octavo.server.mock import MockEngine
 from octavo.weights.files import safetensors_files
+from tests.waiting import slowness
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -29,9 +30,9 @@ def refused(answer: httpx.Response, param: str | None = None, status: int = 400)
 
 @pytest.fixture(autouse=True)
 def _quick_and_still_well(http, server):
-    start = time.monotonic()
+    start = time.process_time()  # the server is in this process
     yield
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5 * slowness()
     assert http.get("/health").status_code == 200
     assert http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1}).status_code == 200
     server.wait_idle()
@@ -189,7 +190,7 @@ def test_names_are_compared_and_never_opened(http, name):
     for path, base in PATHS:
         refused(http.post(path, json={**base, "model": name}), "model", 404)
     for path in ("/v1/models/", "/web/", "/"):
-        with socket.create_connection((http.base_url.host, http.base_url.port), timeout=5) as sock:
+        with socket.create_connection((http.base_url.host, http.base_url.port), timeout=60) as sock:
             sock.sendall(f"GET {path}{name} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
             answer = b""
             while part := sock.recv(65536):

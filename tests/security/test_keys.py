@@ -100,7 +100,7 @@ def test_no_way_of_writing_a_path_gets_around_it(start_server, root_path):
 
 def raw(port: int, method: str, path: str, *headers: str) -> tuple[int, bytes]:
     """A request as it is written: no client tidies the path up."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", "Content-Length: 0", *headers]
         sock.sendall("\r\n".join([*lines, "", ""]).encode("latin-1"))
         answer = b""

@@ -19,6 +19,7 @@ from octavo.frontend.params import SamplingParams
 from octavo.server import limits
 from octavo.server.mock import MockEngine
 from octavo.types import TokenDelta, TokenLogprobs
+from tests.waiting import until
 
 COMPLETIONS = "/v1/completions"
 
@@ -32,27 +33,20 @@ def ask(port: int, **fields) -> socket.socket:
     return sock
 
 
-def wait_for(condition, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return bool(condition())
-
-
 def test_who_never_reads_is_cut_off(start_server, caplog):
     """Its request ends in the engine too; a client beside it gets everything. The log tells it."""
     running = start_server(MockEngine(length=10**9, max_model_len=10**7), client_write_timeout=0.5)
+    start = time.monotonic()
     with ask(running.port, max_tokens=10**6, logprobs=20, n=4) as sock:
-        assert wait_for(lambda: running.engine.runs, 5)
-        start = time.monotonic()
-        assert wait_for(lambda: not running.engine.runs, 10), "it still runs"
-        assert time.monotonic() - start >= 0.4
+        until(lambda: running.engine.runs)
+        until(lambda: not running.engine.runs)
+        assert time.monotonic() - start >= 0.5
         assert httpx.post(running.url + COMPLETIONS, json={"prompt": "y", "max_tokens": 50}).json()["usage"]["completion_tokens"] == 50
-        sock.settimeout(10)
+        sock.settimeout(60)
         with pytest.raises(ConnectionError):  # cut, not closed in good order: the answer is not complete
             while sock.recv(2**20):
                 pass
-    assert [r.levelname for r in caplog.records if "does not read its answer" in r.getMessage()] == ["WARNING"]
+    until(lambda: [r.levelname for r in caplog.records if "does not read its answer" in r.getMessage()] == ["WARNING"])
 
 
 def test_all_that_is_written_and_not_read_is_bounded(monkeypatch):
@@ -64,7 +58,7 @@ def test_all_that_is_written_and_not_read_is_bounded(monkeypatch):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % size)]})
         await send({"type": "http.response.body", "body": bytes(size)})
 
-    protocol = limits.limited_protocol(60)
+    protocol = limits.limited_protocol(250)
     unsent = protocol.unsent
 
     def newest() -> list[object]:
@@ -76,17 +70,18 @@ def test_all_that_is_written_and_not_read_is_bounded(monkeypatch):
         for _ in range(6):
             before = newest()
             clients.append(stack.enter_context(ask(port)))
-            assert wait_for(lambda: newest() != before, 5)  # noqa: B023
+            until(lambda: newest() != before)  # noqa: B023
             assert unsent.total == sum(unsent.sizes.values()) <= 20 << 20
         kept = len(unsent.sizes)
         assert 2 <= kept < 6  # the system has buffers, too
         received = [read_all(client) for client in clients]
         assert [r > size for r in received] == [False] * (6 - kept) + [True] * kept
-        assert wait_for(lambda: not unsent.sizes, 5) and unsent.total == 0
+        until(lambda: not unsent.sizes)
+        assert unsent.total == 0
 
 
 def read_all(sock: socket.socket) -> int:
-    sock.settimeout(10)
+    sock.settimeout(60)
     count = 0
     with contextlib.suppress(ConnectionError):
         while part := sock.recv(2**20):
@@ -104,7 +99,7 @@ def serving(app, protocol) -> Iterator[int]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: server.run(sockets=[sock]), daemon=True)
     thread.start()
-    assert wait_for(lambda: server.started, 10)
+    until(lambda: server.started)
     yield sock.getsockname()[1]
     server.should_exit = server.force_exit = True
     thread.join(5)
@@ -112,16 +107,22 @@ def serving(app, protocol) -> Iterator[int]:
 
 def test_who_reads_slowly_is_not(start_server):
     """A reader of some 300 KB/s, for longer than the timeout, gets the whole stream."""
-    running = start_server(MockEngine(length=10**9, max_model_len=10**7), client_write_timeout=0.5)
-    with ask(running.port, max_tokens=6000, logprobs=3) as sock:
-        sock.settimeout(20)
-        received, start = bytearray(), time.monotonic()
-        while b"[DONE]" not in received[-200:]:
-            part = sock.recv(16384)
-            assert part, "cut off"
-            received += part
-            time.sleep(0.02 if time.monotonic() - start < 2 else 0)
-    assert b'"finish_reason":"length"' in received
+
+    def read(patience: float) -> bool:
+        running = start_server(MockEngine(length=10**9, max_model_len=10**7), client_write_timeout=patience)
+        with ask(running.port, max_tokens=6000, logprobs=3) as sock, contextlib.suppress(ConnectionError):
+            sock.settimeout(60)
+            received, start = bytearray(), time.monotonic()
+            while b"[DONE]" not in received[-200:]:
+                part = sock.recv(16384)
+                if not part:
+                    return False
+                received += part
+                time.sleep(0.02 if time.monotonic() - start < 4 * patience else 0)
+            return b'"finish_reason":"length"' in received
+        return False
+
+    assert any(read(patience) for patience in (0.5, 2, 8)), "cut off"  # the machine may take longer than the first, once
 
 
 def test_packed_logprobs_are_small_and_the_same():
