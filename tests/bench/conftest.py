@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.waiting import free_port, until
 
 ROOT = Path(__file__).resolve().parents[2]
 TICK_S = 0.004
@@ -28,24 +29,24 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def mock_port() -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         [sys.executable, "-m", "octavo.server.mock", str(port), str(TICK_S)], env=environment, stdout=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def listens() -> bool:
+        assert process.poll() is None, "the mock server ended"
         try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            break
+            socket.create_connection(("127.0.0.1", port), 10).close()
         except OSError:
-            assert process.poll() is None, "the mock server ended"
-            time.sleep(0.05)
+            return False
+        return True
+
+    until(listens, 120)
     yield port
     process.terminate()
-    process.wait(30)
+    process.wait(60)
 
 
 def chunk(data: bytes) -> bytes:
@@ -128,7 +129,7 @@ class Serving:
 
     def __enter__(self) -> Serving:
         self._thread.start()
-        self._ready.wait(10)
+        self._ready.wait(60)
         return self
 
     def stop_listening(self) -> None:
@@ -136,7 +137,7 @@ class Serving:
 
     def __exit__(self, *_: Any) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 @pytest.fixture

@@ -183,7 +183,7 @@ def test_usage_beside_text_and_errors() -> None:
     assert events.error == "error in the stream: engine died"
 
 
-def ask(serving: Serving, times: int = 1, timeout: float = 5.0) -> list[Result]:
+def ask(serving: Serving, times: int = 1, timeout: float = 60.0) -> list[Result]:
     async def run() -> list[Result]:
         client = Client(Address("127.0.0.1", serving.port, False, ""), timeout=timeout)
         request = client.encode("POST", "/v1/completions", b'{"max_tokens": 4}')
@@ -217,10 +217,13 @@ def test_times_are_those_of_the_chunks(raw_server: Callable[..., Serving]) -> No
     async def answer(body: Any, number: int, writer: asyncio.StreamWriter) -> None:
         await good_answer(body, number, writer, delay=0.03)
 
-    start = time.perf_counter()
-    (result,) = ask(raw_server(answer))
-    assert 0.02 < result.ttft < result.e2el < time.perf_counter() - start
-    assert result.tpot == pytest.approx((result.e2el - result.ttft) / 3) and len(result.itls) == 3
+    for _ in range(8):  # where the client is held up, it reads several chunks at once
+        start = time.perf_counter()
+        (result,) = ask(raw_server(answer))
+        assert 0.02 < result.ttft <= result.e2el < time.perf_counter() - start
+        assert result.tpot == pytest.approx((result.e2el - result.ttft) / 3) and len(result.itls) == 3
+        if 0.02 < min(result.itls):
+            break
     assert 0.02 < min(result.itls)
 
 
@@ -245,7 +248,7 @@ async def _empty(body: Any, number: int, writer: asyncio.StreamWriter) -> None:
 async def _hang(body: Any, number: int, writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(TEXT_EVENT))
     await writer.drain()
-    await asyncio.sleep(3)
+    await asyncio.sleep(60)
 
 
 async def _error_event(body: Any, number: int, writer: asyncio.StreamWriter) -> None:
@@ -265,7 +268,7 @@ async def _error_event(body: Any, number: int, writer: asyncio.StreamWriter) -> 
     ],
 )
 def test_faults_are_errors(raw_server: Callable[..., Serving], answer: Any, error: str) -> None:
-    (result,) = ask(raw_server(answer), timeout=0.3)
+    (result,) = ask(raw_server(answer), timeout=0.3 if answer is _hang else 60)
     assert result.error is not None and error in result.error
 
 

@@ -123,9 +123,9 @@ def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
         folders = {environment[name] for name in startup.CACHES}
         assert len(folders) == 3 and not any(Path(folder).exists() for folder in folders)
         with pytest.raises(OctavoError, match="ended with status 1 before it answered(.|\n)*nonexistent"):
-            run_loop(startup.start_server(["--model=/nonexistent/m"], environment, 60.0))
+            run_loop(startup.start_server(["--model=/nonexistent/m"], environment, 240.0))
         with pytest.raises(OctavoError, match="ended with status 1(.|\n)*nonexistent"):
-            startup.start_llm({"model": "/nonexistent/m"}, environment, 60.0)
+            startup.start_llm({"model": "/nonexistent/m"}, environment, 240.0)
 
 
 def test_startup_with_a_server_that_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

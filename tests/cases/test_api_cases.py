@@ -8,7 +8,8 @@ import pytest
 
 from octavo.conformance.cases import CASES
 from octavo.conformance.client import Server
-from octavo.conformance.run import OK, SKIPPED, run_case
+from octavo.conformance.run import OK, SKIPPED
+from tests.cases.conftest import run_patiently
 
 MAY_BE_SKIPPED: set[str] = set()
 HELLO = [{"role": "user", "content": "Name three animals that live in the sea."}]
@@ -21,7 +22,7 @@ def server(any_target) -> Server:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.id}_{case.check.__name__}")
 def test_case(case, server):
-    result = run_case(case, server)
+    result = run_patiently(case, server)
     if result.status == SKIPPED and case.id in MAY_BE_SKIPPED:
         pytest.skip(result.why)
     assert result.status == OK, result.why

@@ -87,7 +87,8 @@ def test_load(bench: ModuleType) -> None:
     prompts = bench.Prompts(1000, seed=1)
     row, errors = with_server(small, lambda port: load(bench, port, prompts, 4, 2, 16, 10))
     assert errors == [] and (row.streams, row.requests, row.errors) == (4, 8, 0)
-    assert 3.9 <= row.tpot_ms < 400 and 3.9 <= row.ttft_ms < 400
+    # No upper bounds but the whole: the machine may be busy. A token that is read late seems nearer to the next.
+    assert 2 <= row.tpot_ms <= 1e3 * row.seconds and 3.9 <= row.ttft_ms <= 1e3 * row.seconds
     assert row.output_tok_s == pytest.approx(80 / row.seconds, rel=0.2)
     assert len({tuple(body["prompt"]) for body in small.bodies}) == 8  # no two alike: no prefix hits
     assert all(body["ignore_eos"] and body["temperature"] == 0 and len(body["prompt"]) == 16 for body in small.bodies)

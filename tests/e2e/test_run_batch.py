@@ -75,7 +75,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     try:
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 130 and "--resume" in errors, errors

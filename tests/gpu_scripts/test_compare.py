@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.gpu_scripts.conftest import SCRIPTS, read_jsonl
+from tests.waiting import until
 
 FAST = ["--sizes", "tiny", "--engine-a", "vllm", "--engine-b", "none", "--repeats", "2"]
 
@@ -88,13 +89,17 @@ def test_a_fault_costs_a_part_and_is_told(tmp_path: Path, model_folder: Path, pe
 def test_an_engine_that_hangs_is_given_up(tmp_path: Path, model_folder: Path, peer_site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import compare_parts
 
-    monkeypatch.setattr(compare_parts.Clock, "timeout", property(lambda self: 1.5))
-    out = tmp_path / "out"
     words = ["--only", "decode,prefill", "--options-a", '{"fault": "hang"}']
-    begun = time.monotonic()
-    status, records = compare(out, model_folder, peer_site, *words)
-    assert status == 1 and "no answer within" in records["decode"]["error"] and records["prefill"]["error"] is None
-    assert time.monotonic() - begun < 20 and processes_of(out) == []
+    for patience in (1.5, 10.0, 60.0):  # a busy machine may need longer than the first for what does not hang
+        monkeypatch.setattr(compare_parts.Clock, "timeout", property(lambda self, patience=patience: patience))
+        out = tmp_path / f"out{patience}"
+        begun = time.monotonic()
+        status, records = compare(out, model_folder, peer_site, *words)
+        assert status == 1 and "no answer within" in records["decode"]["error"]
+        assert time.monotonic() - begun < 500 and processes_of(out) == []  # it would hang for 600 s
+        if records["prefill"]["error"] is None:
+            break
+    assert records["prefill"]["error"] is None
 
 
 @pytest.mark.parametrize(("slow", "batches"), [(0, []), (2, ["8"]), (3, ["8", "32"])])
@@ -135,21 +140,15 @@ def test_without_time_parts_are_told_as_not_run(tmp_path: Path, model_folder: Pa
 
 def test_nothing_is_left_when_the_script_is_ended(tmp_path: Path, model_folder: Path, peer_site: Path) -> None:
     """By SIGTERM it cleans up; by SIGKILL the kernel does."""
-    for sign, patience in (("terminate", 10.0), ("kill", 5.0)):
+    for sign in ("terminate", "kill"):
         out = tmp_path / sign
         words = [str(model_folder), "--out", str(out), "--peer-site", str(peer_site), "--caches", str(out / "caches"), *FAST]
         command = [sys.executable, str(SCRIPTS / "compare.py"), *words, "--only", "decode", "--options-a", '{"fault": "hang"}']
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 20
-        while not any("engine_worker" in line for line in processes_of(out)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert processes_of(out), "the worker did not start"
+        until(lambda: any("engine_worker" in line for line in processes_of(out)))  # noqa: B023
         getattr(process, sign)()
-        process.wait(20)
-        deadline = time.monotonic() + patience
-        while processes_of(out) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert processes_of(out) == [], sign
+        process.wait(60)
+        until(lambda: processes_of(out) == [])  # noqa: B023
 
 
 @pytest.mark.parametrize("words", [["--only", "decoding"], ["--loads", "x3"]])
