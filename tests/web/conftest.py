@@ -19,6 +19,7 @@ from octavo.server.mock import MockEngine
 from tests.e2e.demo import demo_model_path
 from tests.e2e.server import RunningServer
 from tests.server.conftest import Running, running_server
+from tests.waiting import PATIENCE_S
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 CHECKS = (Path(__file__).parent / "checks.js").read_text()
@@ -71,7 +72,7 @@ class Tab:
         self.page.fill("#prompt", text)
         self.page.press("#prompt", "Enter")
 
-    def finished(self, timeout_s: float = 30) -> Any:
+    def finished(self, timeout_s: float = PATIENCE_S) -> Any:
         """The last answer, when it is over."""
         self.page.wait_for_selector(".message.answer:last-child:not(.writing)", timeout=1e3 * timeout_s)
         return self.page.locator(".message.answer").last
@@ -81,7 +82,7 @@ class Tab:
         call = f"{function}({', '.join(map(json.dumps, arguments))})"
         return self.page.evaluate(f"(() => {{ {CHECKS}\nreturn {call}; }})()")
 
-    def until(self, expression: str | Callable[[], Any], timeout_s: float = 15) -> None:
+    def until(self, expression: str | Callable[[], Any], timeout_s: float = PATIENCE_S) -> None:
         """Wait until a JavaScript expression, or a function here, is true.
 
         Playwright's own wait evaluates strings inside the page, which its policy forbids.
@@ -120,7 +121,7 @@ def new_tab(browser: Any, start_mock: Any) -> Iterator[Callable[..., Tab]]:
 
         def make(url: str, width: int = 1280, height: int = 800, allow: tuple[str, ...] = (), **options: Any) -> Tab:
             context = browser.new_context(viewport={"width": width, "height": height}, **options)
-            context.set_default_timeout(15_000)
+            context.set_default_timeout(1e3 * PATIENCE_S)
             tab = Tab(context.new_page(), url.rstrip("/"))
             tab.page.on("console", lambda m: m.type in ("error", "warning") and tab.complaints.append(m.text))
             tab.page.on("pageerror", lambda e: tab.complaints.append(str(e)))

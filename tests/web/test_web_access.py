@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.timeout(120)
+from octavo.server.mock import MockEngine
 
 MARKDOWN = """# Title
 
@@ -185,9 +185,11 @@ def test_what_screen_readers_hear(tab):
     assert 1 <= len(heard) <= 2 + seconds / 4 and "Answer complete, 301 tokens" in heard[-1] and "octopus" in " ".join(heard)
 
 
-def test_reduced_motion(new_tab, mock):
-    tab = new_tab(mock.url, reduced_motion="reduce")
+def test_reduced_motion(new_tab, start_mock):
+    tab = new_tab(start_mock(MockEngine(tick_s=0.03, length=2000)).url, reduced_motion="reduce")
     page = tab.open()
     tab.send("hello")
+    page.wait_for_selector(".pulse")
     assert page.evaluate("getComputedStyle(document.querySelector('.pulse')).animationName") == "none"
+    page.keyboard.press("Escape")
     tab.finished()

@@ -50,11 +50,11 @@ class Firefox:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while not (port.exists() and port.read_text()):
             assert self.process.poll() is None and time.monotonic() < end, self.log.read_text()
             time.sleep(0.05)
-        self.socket = socket.create_connection(("127.0.0.1", int(port.read_text())), timeout=30)
+        self.socket = socket.create_connection(("127.0.0.1", int(port.read_text())), timeout=120)
         self.buffer, self.number = b"", 0
         self._read()  # its greeting
         self("WebDriver:NewSession", strictFileInteractability=True)
@@ -84,7 +84,7 @@ class Firefox:
         """In a sandbox that sees the page and is not bound by its policy."""
         return self("WebDriver:ExecuteScript", script=f"return {expression};", args=[])["value"]
 
-    def until(self, expression: str, seconds: float = 15) -> None:
+    def until(self, expression: str, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
         while not self.value(expression):
             assert time.monotonic() < end, expression
