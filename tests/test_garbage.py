@@ -28,21 +28,21 @@ def test_the_last_thread_out_puts_back_what_the_first_one_found() -> None:
     def first() -> None:
         with rare_collections():
             first_in.set()
-            second_in.wait(10)
+            second_in.wait(60)
         seen.append(gc.get_threshold())  # the second one's batch goes on
         first_out.set()
 
     def second() -> None:
-        first_in.wait(10)
+        first_in.wait(60)
         with rare_collections():
             second_in.set()
-            first_out.wait(10)
+            first_out.wait(60)
 
     threads = [threading.Thread(target=run) for run in (first, second)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert seen == [RARE]
     assert gc.get_threshold() == BEFORE
 

@@ -299,5 +299,5 @@ def test_threads_that_share_an_llm_take_turns(llm: LLM, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(llm.engine, "step", stepped)
     first = ids(llm, "abc")
-    second.join(20)
+    second.join(60)
     assert [first, results["x"]] == expected

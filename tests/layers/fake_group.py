@@ -39,7 +39,7 @@ class ThreadGroup(Group):
 
 def run_ranks(size: int, work: Callable[[Group], T]) -> list[T]:
     """``work(group)`` on every rank at once -> its results in rank order. A failing rank fails the call."""
-    barrier, board = threading.Barrier(size, timeout=20), [None] * size
+    barrier, board = threading.Barrier(size, timeout=60), [None] * size
 
     def run(rank: int) -> T:
         try:

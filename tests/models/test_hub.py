@@ -187,7 +187,7 @@ def resolve(home: Path, url: str, *calls: dict | str, **env: str) -> list[dict]:
         "NO_PROXY": "*",
     }
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, arguments], env=clean | env, check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", SCRIPT, arguments], env=clean | env, check=False, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

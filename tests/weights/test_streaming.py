@@ -148,7 +148,7 @@ def test_one_who_leaves_early_ends_the_readers(tmp_path: Path) -> None:
     with contextlib.closing(Stream([file], "cpu", chunk_bytes=64, ahead_bytes=5000)) as source:
         next(iter(source))
     assert not [t for t in threading.enumerate() if t.name.startswith("weights-")]
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # fewer when a server of this process's other tests closes a connection just now
 
 
 def test_short_reads_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
