@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo.executor.rows import BatchRows
+from octavo.garbage import no_collections
 
 logger = logging.getLogger("octavo.executor")
 
@@ -223,8 +224,10 @@ class GraphPool:
         ended without another.
 
         Not ``torch.cuda.graph``: it waits for the device, collects garbage and empties the allocator's cache, ten times the cost of this.
+        Garbage waits: destroying CUDA graphs (of an engine that is gone), or waiting for the device, in this thread would spoil the
+        capture (pytorch/pytorch#161037; torch 2.11 does not guard against it).
         """
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), no_collections():
             try:
                 graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
                 try:

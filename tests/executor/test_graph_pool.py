@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
@@ -406,6 +407,39 @@ def test_a_capture_begins_and_ends(recorder: tuple[GraphPool, list[Graph], list[
     pool, graphs, ended = recorder
     step = pool.capture("a", lambda: torch.ones(1))
     assert graphs[0].calls == ["begin", "end"] and step.graph is graphs[0] and not ended and not pool._failed
+
+
+class Old:
+    """A graph of an engine that is gone: garbage in a cycle."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self.itself, self.seen = self, seen
+
+    def __del__(self) -> None:
+        self.seen.append("destroyed")
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_no_garbage_is_collected_in_a_capture(recorder: tuple[GraphPool, list[Graph], list[Any]], beside: bool) -> None:
+    """In the thread that captures, destroying another graph is an error, and spoils the capture."""
+    pool, graphs, _ = recorder
+    seen: list[str] = []
+
+    def body() -> torch.Tensor:
+        if graphs:
+            for _ in range(100):
+                Old(seen)
+            seen.append("captured")
+        return torch.ones(1)
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(50, 1, 1)
+    try:
+        (pool.capture_ahead if beside else pool.capture)("a", body)
+        pool.rest()
+        assert seen[0] == "captured" and gc.isenabled()
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 @pytest.mark.parametrize("beside", [False, True])
