@@ -48,7 +48,7 @@ def rare_collections() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_collections() -> Iterator[None]:
-    """No collection meanwhile, but those that are asked for. Two threads may be in there, one after the other or with overlap."""
+    """No collection meanwhile, but those that are asked for. Of two threads in there at once, the first to come in lets them come again."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,3 +159,25 @@ def test_what_it_does_not_know_is_refused(tmp_path: Path, model_folder: Path, wo
 
     with pytest.raises((SystemExit, ValueError)):
         script.main([str(model_folder), "--out", str(tmp_path), *FAST, *words])
+
+
+def test_the_static_batches_have_their_time_from_the_start_of_their_engine_on(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import compare as script
+    import compare_parts as parts
+
+    left = []
+
+    def start(self: Any, engine: Any, folder: Path) -> Any:
+        time.sleep(0.3)
+        return SimpleNamespace(marks={"version": "1"})
+
+    def measure(worker: Any, sizes: Any, clock: Any) -> dict[str, Any]:
+        left.append(clock.left)
+        return {"2": {"tok_s": 1.0}}
+
+    monkeypatch.setattr(script.Comparison, "worker", start)
+    monkeypatch.setattr(parts, "static_batches", measure)
+    words = [str(model_folder), "--out", str(tmp_path), "--only", "hf", "--part-seconds", "hf=0.2", *FAST]
+    assert script.main(words) == 0 and left[0] > 0.1
