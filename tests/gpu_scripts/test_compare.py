@@ -181,3 +181,22 @@ def test_the_static_batches_have_their_time_from_the_start_of_their_engine_on(
     monkeypatch.setattr(parts, "static_batches", measure)
     words = [str(model_folder), "--out", str(tmp_path), "--only", "hf", "--part-seconds", "hf=0.2", *FAST]
     assert script.main(words) == 0 and left[0] > 0.1
+
+
+WORKER = """
+import sys
+import engine_worker
+engine_worker.STUCK_S = 0.2
+sys.argv[1:] = ["vllm", MODEL, "1", "0", OPTIONS]
+engine_worker.main()
+"""
+
+
+def test_an_engine_that_does_not_come_up_shows_where_it_is(model_folder: Path, peer_site: Path) -> None:
+    """In a thread of Python's own: faulthandler's timer reads frames while they change, which has ended a process now and then."""
+    options = {name: 0 for name in ("max_model_len", "enable_prefix_caching", "gpu_memory_utilization")} | {"fault": "slow"}
+    code = WORKER.replace("MODEL", repr(str(model_folder))).replace("OPTIONS", repr(json.dumps(options)))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(peer_site), str(SCRIPTS)))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, input="", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "0.0-fake" in done.stdout
+    assert all(words in done.stderr for words in ("after another 0.2 s", "in watch", "in __init__", "in main"))
