@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent import futures
@@ -165,7 +166,8 @@ class GraphPool:
         if not self.has_room():
             return False
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="capture", initializer=self._start_thread)
+            # the thread keeps what begins it: with ``self`` in it, an engine that was only dropped would never be freed
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="capture", initializer=_start_thread, initargs=(weakref.ref(self),))
         try:
             self._behind = key, self._thread.submit(self._record, key, body)
         except RuntimeError as error:  # no thread to be had: too many of them, or Python is ending
@@ -242,6 +244,11 @@ class GraphPool:
                 with suppress(RuntimeError):  # the allocator may believe that it goes on, and would then never give back what it caches
                     torch._C._cuda_endAllocateToPool(self.rows.device.index, self.pool)
                 raise
+
+
+def _start_thread(pool: weakref.ref[GraphPool]) -> None:
+    if (found := pool()) is not None:
+        found._start_thread()
 
 
 def round_up(count: int, sizes: Sequence[int]) -> int:

@@ -6,6 +6,7 @@ import gc
 import random
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -182,6 +183,21 @@ def test_closing_waits_and_what_was_captured_is_there(pool: Pool) -> None:
     assert pool.seen == ["run a", "run a", "capture a", "replay a"]
 
 
+def test_a_pool_that_is_only_dropped_is_freed_and_its_thread_ends() -> None:
+    pool = Pool()
+    for _ in range(2):
+        pool.ask("a", beside=True)
+    pool.finish()
+    pool.rest()
+    assert pool._thread is not None
+    (thread,) = pool._thread._threads
+    left = weakref.ref(pool)
+    del pool
+    gc.collect()
+    thread.join(10)
+    assert left() is None and not thread.is_alive()
+
+
 def test_a_step_whose_first_run_failed_is_run_again(pool: Pool) -> None:
     def fails() -> torch.Tensor:
         raise RuntimeError("out of memory")
@@ -230,8 +246,8 @@ def test_the_thread_pauses_while_the_host_submits(pool: Pool) -> None:
         pool.let.set()
         time.sleep(0.05)
         pool.ask("a", beside=True)
+        assert pool.seen == ["run a"] * 3
         raise RuntimeError("out of memory")
-    assert pool.seen == ["run a"] * 3
     pool.finish()
     pool.ask("a", beside=True)
     assert pool.seen[3:] == ["capture a", "replay a"]
