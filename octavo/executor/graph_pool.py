@@ -98,6 +98,9 @@ class GraphPool:
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream()
         self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            # makes cuBLAS's workspace, which nobody gives back: made in a capture, it would keep the pool's memory when the engine is gone
+            torch.cuda.current_blas_handle()
         with self._recording(graph):
             torch.empty(num_bytes, dtype=torch.uint8, device=self.rows.device)[:1].zero_()
         current.wait_stream(self.stream)

@@ -425,6 +425,22 @@ def test_a_capture_begins_and_ends(recorder: tuple[GraphPool, list[Graph], list[
     assert graphs[0].calls == ["begin", "end"] and step.graph is graphs[0] and not ended and not pool._failed
 
 
+def test_memory_is_set_aside_with_nothing_of_cublas_in_it(
+    recorder: tuple[GraphPool, list[Graph], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workspace stays for good: in the pool's memory, that would stay, too."""
+    pool, graphs, _ = recorder
+    seen: list[str] = []
+    waits = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(pool, "stream", waits)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: waits)
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: seen.append("workspace"))
+    monkeypatch.setattr(Graph, "_call", lambda self, name: seen.append(name))
+    pool.reserve(64)
+    pool.reserve(64)
+    assert seen == ["workspace", "begin", "end"] and pool._reserved is graphs[0]
+
+
 class Old:
     """A graph of an engine that is gone: garbage in a cycle."""
 
