@@ -396,7 +396,8 @@ class Graph:
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[GraphPool, list[Graph], list[Any]]]:
-    """A pool that captures in earnest, on a device that isn't there; the graphs it makes; the pools whose captures it ends by force."""
+    """A pool that captures in earnest, on a device that isn't there; the graphs it makes; the pools whose captures it ends by force,
+    and states of torch's generator that it sets."""
     graphs: list[Graph] = []
     ended: list[Any] = []
 
@@ -408,6 +409,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[GraphPool, list[
         graphs.append(Graph())
         return graphs[-1]
 
+    generator = SimpleNamespace(clone_state=lambda: "a copy", graphsafe_set_state=ended.append)
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
     rows: Any = SimpleNamespace(device=torch.device("cpu", 0), last_token=torch.zeros(1), num_computed=torch.zeros(1))
     pool = GraphPool(rows)
     pool.on_gpu, pool.pool, pool.stream = True, (0, 1), None  # type: ignore[assignment]
@@ -506,7 +509,22 @@ def test_of_a_capture_that_fails_the_first_error_is_told_and_nothing_left_open(
         pool.rest()
     assert said in caplog.text and caplog.text.count("failed") == 1
     assert len(graphs) == 1 and graphs[0].calls == calls and pool._failed == graphs and pool.refused
-    assert ended == [(0, (0, 1))]
+    assert ended == [(0, (0, 1)), "a copy"]
+
+
+def test_of_a_capture_that_ended_torch_is_asked_no_more(
+    recorder: tuple[GraphPool, list[Graph], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, _, ended = recorder
+
+    def end(device: int, handle: Any) -> None:
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end)
+    monkeypatch.setattr(Graph, "failing", ("end",))
+    with pytest.raises(RuntimeError, match="end failed"):
+        pool.capture("a", lambda: torch.ones(1))
+    assert not ended and pool.refused
 
 
 # -- who uses it --------------------------------------------------------------------------------------------------------------
