@@ -63,16 +63,19 @@ def ask_until(llm: Any, condition: Callable[[], Any]) -> None:
     pytest.fail("none of many steps was captured by a thread")
 
 
+def use(llm: Any, before: int) -> weakref.ref[Any]:
+    """Until a thread has begun to capture; returns the graphs' pool, which nothing here holds any more."""
+    pool = graphs(llm)
+    ask_until(llm, lambda: pool._thread is not None)
+    assert torch.cuda.memory_reserved() - before > KV_MIB * MIB
+    return weakref.ref(pool)
+
+
 def test_an_engine_that_is_only_dropped_gives_its_memory_back(make_llm: Make) -> None:
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
-    llm = make_llm()
-    pool = graphs(llm)
-    ask_until(llm, lambda: pool._thread is not None)
-    assert torch.cuda.memory_reserved() - before > KV_MIB * MIB
-    left = weakref.ref(pool)
-    del llm, pool
+    left = use(make_llm(), before)
     gc.collect()
     torch.cuda.empty_cache()
     assert left() is None
