@@ -61,7 +61,7 @@ class EventStream:
             self.error = f"error in the stream: {error.get('message', error) if isinstance(error, dict) else error}"[:300]
         usage = event.get("usage")
         if usage:
-            self.input_tokens, self.output_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+            self.input_tokens, self.output_tokens = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
         if not has_text and any(self._has_tokens(choice) for choice in event.get("choices") or ()):
             self.arrivals.append(now)
 
@@ -70,6 +70,11 @@ class EventStream:
         if choice.get("token_ids") is not None:  # return_token_ids was asked for (--extra-body): then it is told
             return bool(choice["token_ids"])
         return choice.get("finish_reason") is None and "role" not in (choice.get("delta") or ())
+
+
+def _count(value: Any) -> int | None:
+    """A number of tokens as the server tells it; None for what is none."""
+    return value if type(value) is int and value >= 0 else None
 
 
 class Result:
