@@ -44,3 +44,15 @@ def rare_collections() -> Iterator[None]:
             _asked.pop()
             if not _asked:
                 gc.set_threshold(*thresholds)
+
+
+@contextlib.contextmanager
+def no_collections() -> Iterator[None]:
+    """No collection meanwhile, but those that are asked for. Of two threads in there at once, the first to come in lets them come again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from octavo.garbage import RARE, rare_collections
+from octavo.garbage import RARE, no_collections, rare_collections
 
 BEFORE = (701, 11, 12)
 
@@ -54,3 +54,24 @@ def test_a_batch_within_a_batch_and_one_that_fails() -> None:
         assert gc.get_threshold() == RARE
         raise KeyboardInterrupt
     assert gc.get_threshold() == BEFORE
+
+
+@pytest.mark.parametrize("first_out", ["a", "b"])
+def test_two_may_forbid_collections_at_once(first_out: str) -> None:
+    a, b = no_collections(), no_collections()
+    a.__enter__()
+    b.__enter__()
+    assert not gc.isenabled()
+    for context in (a, b) if first_out == "a" else (b, a):
+        context.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
+def test_who_has_turned_collections_off_finds_them_off() -> None:
+    gc.disable()
+    try:
+        with pytest.raises(RuntimeError), no_collections():
+            raise RuntimeError
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from octavo.bench.options import DatasetOptions
-from octavo.bench.tokens import FIRST_TOKEN_ID, Counter, TextMaker, all_alike
+from octavo.bench.tokens import FIRST_TOKEN_ID, Counter, TextMaker, all_alike, asked
 from octavo.bench.words import POEM_TASK, verse
 from octavo.errors import ConfigError
 
@@ -149,8 +149,8 @@ async def _sonnet(options: DatasetOptions, count: int, rng: random.Random, count
     if counter is not None:
         if await all_alike(counter, "".join(lines)):
             raise ConfigError(f"{ALIKE} Use --dataset-name random.")
-        task = float(await counter.count(POEM_TASK))
-        per_line = (await counter.count(POEM_TASK + "".join(lines)) - task) / len(lines)
+        task = float(await asked(counter.count, POEM_TASK))
+        per_line = (await asked(counter.count, POEM_TASK + "".join(lines)) - task) / len(lines)
     if n_in < task + per_line:
         raise ConfigError(f"--sonnet-input-len {n_in} is too short: the task and one line of verse take {task + per_line:.0f} tokens.")
     common = max(round((options.sonnet_prefix_len - task) / per_line), 0)
@@ -161,7 +161,7 @@ async def _sonnet(options: DatasetOptions, count: int, rng: random.Random, count
     async def one(i: int) -> Prompt:
         size, text = rest, prefix + "".join(poems[i][:rest])
         if counter is not None:  # lines differ in length: put right what is more than half a line
-            size += round((n_in - await counter.count(text)) / per_line)
+            size += round((n_in - await asked(counter.count, text)) / per_line)
             text = prefix + "".join(poems[i][: max(size, 1)])
         return Prompt(text, n_out)
 
@@ -171,7 +171,7 @@ async def _sonnet(options: DatasetOptions, count: int, rng: random.Random, count
 async def _from_file(options: DatasetOptions, count: int, rng: random.Random, counter: Counter | None) -> list[Prompt]:
     path = str(options.dataset_path)
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:  # some editors put a mark at the beginning
             text = file.read()
     except OSError as error:
         raise ConfigError(f"--dataset-path {path}: {error.strerror or error}.") from error
@@ -204,8 +204,8 @@ async def _sized(prompt: Prompt, options: DatasetOptions, counter: Counter | Non
                 "Give --tokenizer FOLDER or --sharegpt-output-len TOKENS."
             )
         return replace(prompt, output_len=wanted)
-    n_in = await counter.count(str(prompt.content))
-    n_out = wanted or await counter.count(prompt.answer)
+    n_in = await asked(counter.count, str(prompt.content))
+    n_out = wanted or await asked(counter.count, prompt.answer)
     if n_in < MIN_TOKENS or (wanted is None and n_out < MIN_TOKENS) or n_in > MAX_PROMPT_TOKENS or n_in + n_out > MAX_TOTAL_TOKENS:
         return None
     return replace(prompt, input_len=n_in if counter.exact else None, output_len=n_out)
@@ -222,6 +222,8 @@ def parse_records(text: str, source: str) -> Iterator[Prompt]:
             raise ConfigError(f'{where}: must be an object with "conversations" or "prompt".')
         if "conversations" in record or "conversation" in record:
             turns = record.get("conversations", record.get("conversation")) or []
+            if not isinstance(turns, list):
+                raise ConfigError(f"{where}: a conversation must be a list of turns.")
             values = [turn.get("value", turn.get("content")) if isinstance(turn, dict) else None for turn in turns[:2]]
             if len(values) == 2 and all(isinstance(value, str) and value for value in values):
                 yield Prompt(values[0], None, answer=values[1])
@@ -247,7 +249,7 @@ def _records(text: str, source: str) -> Iterator[tuple[str, Any]]:
     if text.lstrip().startswith("["):
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{source}: not JSON ({error}).") from None
         yield from ((f"{source}, entry {i}", record) for i, record in enumerate(data, 1))
         return
@@ -255,6 +257,6 @@ def _records(text: str, source: str) -> Iterator[tuple[str, Any]]:
         if line.strip():
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ConfigError(f"{source}, line {number}: not JSON ({error}).") from None
             yield f"{source}, line {number}", record

@@ -67,6 +67,8 @@ def parse_address(url: str) -> Address:
         port = -1
     if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.query:
         raise ConfigError(f"--base-url {url}: must look like http://127.0.0.1:8000.")
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError('--base-url: a name and password in the address are not sent. Use --header "Authorization=Basic …" or --api-key.')
     tls = parts.scheme == "https"
     prefix = parts.path.rstrip("/")
     prefix = prefix[:-3] if prefix.endswith("/v1") else prefix

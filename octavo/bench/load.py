@@ -6,7 +6,9 @@ import asyncio
 import gc
 import math
 import random
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any
@@ -17,7 +19,10 @@ from octavo.bench.stream import Result, stream
 
 @dataclass
 class LoadRun:
-    """What a load became. Times in seconds; ``results`` in the requests' order, their times relative to no common zero."""
+    """What a load became. Times in seconds; ``results`` in the requests' order, their times relative to no common zero.
+
+    ``interrupted``: stopped before its end; the results are those of the requests that had ended.
+    """
 
     results: list[Result]
     start: float = 0.0  # perf_counter
@@ -25,6 +30,7 @@ class LoadRun:
     peak: int = 0  # most requests at the same time
     client_cpu: float = 0.0  # CPU time of this process in the meantime
     lateness: float = 0.0  # most that a sending was late, other than for the limit of concurrency
+    interrupted: bool = False
 
 
 def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
@@ -51,10 +57,12 @@ async def run_load(
     *,
     on_done: Callable[[Result], Any] | None = None,
     keep: bool = False,
+    stop: asyncio.Event | None = None,
 ) -> LoadRun:
     """Send encoded ``requests`` at ``arrivals``; with a limit, a request waits here for its turn, and its clock with it.
 
-    ``on_done`` is called as each ends. ``keep``: keep the events with text. No request's failure raises.
+    ``on_done`` is called as each ends. ``keep``: keep the events with text. ``stop``: set it to end the load early; requests under
+    way are given up. No request's failure raises.
     """
     gate = asyncio.Semaphore(max_concurrency or len(requests) or 1)
     run = LoadRun([])
@@ -74,12 +82,9 @@ async def run_load(
         return result
 
     tasks: list[asyncio.Task[Result]] = []
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()  # a collection in the middle would be seen as a stall of every stream
-    cpu, run.start = process_time(), perf_counter()
-    freed = run.start  # when the limit last let one pass
-    try:
+
+    async def send_all() -> None:
+        freed = run.start  # when the limit last let one pass
         for index, at in enumerate(arrivals):
             wait = run.start + at - perf_counter()
             if wait > 0:
@@ -91,15 +96,46 @@ async def run_load(
             else:
                 run.lateness = max(run.lateness, perf_counter() - max(run.start + at, freed))
             tasks.append(asyncio.create_task(one(index)))
-        run.results = list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
+        await asyncio.gather(*tasks)
+
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()  # a collection in the middle would be seen as a stall of every stream
+    cpu, run.start = process_time(), perf_counter()
+    sending = asyncio.create_task(send_all())
+    ends: list[asyncio.Task[Any]] = [sending] if stop is None else [sending, asyncio.create_task(stop.wait())]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        run.interrupted = not sending.done()
+        if not run.interrupted:
+            sending.result()
     finally:
+        for task in (*ends, *tasks):
+            task.cancel()
+        await asyncio.gather(*ends, *tasks, return_exceptions=True)
         if was_enabled:
             gc.enable()
+    run.results = [task.result() for task in tasks if not task.cancelled()]
     run.duration = max((r.end for r in run.results), default=run.start) - run.start
     run.client_cpu = process_time() - cpu
     return run
+
+
+@contextmanager
+def first_ctrl_c() -> Iterator[asyncio.Event]:
+    """An event that the first Ctrl-C in this block sets; from the second on it is a KeyboardInterrupt as ever."""
+    loop, pressed = asyncio.get_running_loop(), asyncio.Event()
+
+    def press() -> None:
+        pressed.set()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    try:
+        loop.add_signal_handler(signal.SIGINT, press)
+    except (NotImplementedError, RuntimeError, ValueError):  # Windows, or not in the main thread
+        yield pressed
+        return
+    try:
+        yield pressed
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)

@@ -22,6 +22,7 @@ _WARMUP_LEN = 16
 
 def run_throughput(options: ThroughputOptions, dataset: DatasetOptions, engine: dict[str, Any]) -> int:
     """All prompts at once; requests and tokens a second, tokenizing included. ``engine``: keyword arguments of ``LLM``."""
+    _check_output(options.output_json)
     llm = _load(engine)
     prompts = asyncio.run(_prompts(llm, options, dataset, int(engine.get("seed", 0))))
     _check_lengths(llm, [p.input_len for p in prompts], [p.output_len or 0 for p in prompts])
@@ -65,7 +66,8 @@ def throughput_result(elapsed: float, lengths: Sequence[tuple[int, int]]) -> dic
 
 
 def run_latency(options: LatencyOptions, engine: dict[str, Any]) -> int:
-    """One batch, again and again: how long it takes from the call to its result."""
+    """One batch, again and again: how long it takes from the call to its result. Ctrl-C reports the iterations that were done."""
+    _check_output(options.output_json)
     llm = _load({"enable_prefix_caching": False} | engine)
     _check_lengths(llm, [options.input_len], [options.output_len])
     rng = random.Random(int(engine.get("seed", 0)))
@@ -81,27 +83,36 @@ def run_latency(options: LatencyOptions, engine: dict[str, Any]) -> int:
         "batch_size": options.batch_size,
         "input_len": options.input_len,
         "output_len": options.output_len,
+        "interrupted": len(seconds) < options.num_iters,
         **latency_result(seconds),
     }
     result["output_tokens_per_second"] = options.batch_size * options.n * options.output_len / result["avg_latency"]
     print(f"Average latency: {result['avg_latency']:.4f} s ({result['output_tokens_per_second']:,.1f} output tokens/s)")
     for percentile, value in result["percentiles"].items():
         print(f"{percentile}% percentile latency: {value:.4f} s")
+    if result["interrupted"]:
+        print(f"Interrupted: these are {len(seconds)} of {options.num_iters} iterations.")
     _write(result, options.output_json)
+    if result["interrupted"]:
+        raise KeyboardInterrupt
     return 0
 
 
 def repeat(work: Callable[[], None], warmups: int, count: int, *, show: bool = False) -> list[float]:
-    """Seconds of each of ``count`` calls, after ``warmups`` others."""
+    """Seconds of each of ``count`` calls, after ``warmups`` others. KeyboardInterrupt after the first of them ends it early."""
     from tqdm import tqdm
 
     for _ in tqdm(range(warmups), desc="warm-up", disable=None if show and warmups else True):
         work()
-    seconds = []
-    for _ in tqdm(range(count), desc="iterations", disable=None if show else True):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
+    seconds: list[float] = []
+    try:
+        for _ in tqdm(range(count), desc="iterations", disable=None if show else True):
+            start = time.perf_counter()
+            work()
+            seconds.append(time.perf_counter() - start)
+    except KeyboardInterrupt:
+        if not seconds:
+            raise
     return seconds
 
 
@@ -146,6 +157,11 @@ def _check_lengths(llm: Any, inputs: Sequence[int | None], outputs: Sequence[int
             f"A prompt with its output is {longest} tokens, and this model's context is {llm.max_model_len}; "
             "lower the lengths (--input-len, --output-len) or raise --max-model-len."
         )
+
+
+def _check_output(path: str | None) -> None:
+    if path is not None:
+        report.check_writable(path)
 
 
 def _write(result: dict[str, Any], path: str | None) -> None:

@@ -46,6 +46,8 @@ class TargetOptions:
         chat = self.path.rstrip("/").endswith("/chat/completions")
         if not chat and not self.path.rstrip("/").endswith("/completions"):
             raise ConfigError(f"--endpoint {self.path}: must end with /completions or /chat/completions.")
+        if not self.path.startswith("/"):
+            raise ConfigError(f"--endpoint {self.path}: must begin with a slash, as /v1/completions does.")
         if self.backend == "openai-chat" and not chat:
             raise ConfigError("--backend openai-chat needs an --endpoint that ends with /chat/completions.")
 
@@ -203,9 +205,12 @@ class ReportOptions:
         slos: dict[str, float] = {}
         for text in self.goodput:
             name, _, value = text.partition(":")
-            if name not in SLOS:
-                raise ConfigError(f"--goodput {text!r}: must look like NAME:MS with NAME one of {', '.join(SLOS)}.")
-            slos[name] = parse_numbers("--goodput", value or "?")[0]
+            try:
+                slos[name] = float(value)
+            except ValueError:
+                slos[name] = math.nan
+            if name not in SLOS or not slos[name] > 0:
+                raise ConfigError(f"--goodput {text!r}: must look like NAME:MS with NAME one of {', '.join(SLOS)} and MS above 0.")
         return slos
 
 
@@ -226,16 +231,17 @@ class SweepOptions:
     def __post_init__(self) -> None:
         if self.concurrencies is not None and self.request_rates is not None:
             raise ConfigError("Give either --concurrencies or --request-rates.")
-        for value in self.rates or ():
-            check_rate("--request-rates", value)
-        if any(n < 1 or n != int(n) for n in self.loads):
-            if self.rates is None:
-                raise ConfigError(f"--concurrencies {self.concurrencies}: must be whole numbers of at least 1.")
+        if any(not 0 < rate < math.inf for rate in self.rates or ()):
+            raise ConfigError(f"--request-rates {self.request_rates}: must be numbers above 0.")
+        if self.rates is None and any(math.isinf(n) or n < 1 or n != int(n) for n in self.loads):
+            raise ConfigError(f"--concurrencies {self.concurrencies}: must be whole numbers of at least 1.")
         if not 0 < self.slo_percentile <= 100:
             raise ConfigError(f"--slo-percentile must be in (0, 100], got {self.slo_percentile}.")
         for name in ("slo_ttft_ms", "slo_tpot_ms", "point_seconds"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ConfigError(f"{flag_name(name)} must be more than 0, got {getattr(self, name)}.")
+        if math.isinf(self.point_seconds):
+            raise ConfigError("--point-seconds must be a number of seconds, got inf.")
 
     @property
     def rates(self) -> tuple[float, ...] | None:

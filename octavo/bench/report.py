@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -60,7 +61,11 @@ def _cell(value: Any) -> str:
 def notes(result: dict[str, Any]) -> list[str]:
     """What a reader of the figures has to know: failures by reason, and what makes figures doubtful."""
     reasons = list(result["failures"].items())
-    lines = [f"{count} failed: {reason}" for reason, count in reasons[:_SHOWN_REASONS]]
+    lines = []
+    if result["interrupted"]:
+        ended, asked = result["completed"] + result["failed"], result["num_prompts"]
+        lines.append(f"Interrupted: these are the {ended} of {asked} requests that had ended; those under way are left out.")
+    lines += [f"{count} failed: {reason}" for reason, count in reasons[:_SHOWN_REASONS]]
     if len(reasons) > _SHOWN_REASONS:
         lines.append(f"{sum(count for _, count in reasons[_SHOWN_REASONS:])} failed for {len(reasons) - _SHOWN_REASONS} other reasons.")
     if result["output_tokens_counted_by"] == "chunks" and result["completed"]:
@@ -86,6 +91,18 @@ def default_filename(result: dict[str, Any], options: ReportOptions) -> str:
     model = re.sub(r"[^\w.-]+", "_", str(result["model_id"]).rstrip("/").split("/")[-1])
     limit = f"-concurrency{result['max_concurrency']}" if result["max_concurrency"] else ""
     return f"{options.label or result['backend']}-{result['request_rate']}qps{limit}-{model}-{result['date']}.json"
+
+
+def check_writable(path: str) -> None:
+    """Before an hour of measuring and not after it: ConfigError if no file can be written to ``path``. What is there stays as it is."""
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        if os.path.isfile(path) or os.path.isdir(path):
+            open(path, "a").close()
+        elif not os.path.exists(path):  # pipes and devices are left alone
+            tempfile.TemporaryFile(dir=os.path.dirname(path) or ".").close()
+    except OSError as error:
+        raise ConfigError(f"Cannot write {path}: {error.strerror or error}.") from error
 
 
 def save(result: dict[str, Any], path: str, *, append: bool = False) -> str:

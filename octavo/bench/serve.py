@@ -10,7 +10,7 @@ from typing import Any
 from octavo.bench import report
 from octavo.bench.datasets import Prompt, make_prompts
 from octavo.bench.http import raise_file_limit, run_loop
-from octavo.bench.load import LoadRun, arrival_times, run_load
+from octavo.bench.load import LoadRun, arrival_times, first_ctrl_c, run_load
 from octavo.bench.options import DatasetOptions, LoadOptions, ReportOptions, SamplingOptions, TargetOptions, parse_pairs
 from octavo.bench.stats import details, summarize
 from octavo.bench.stream import Result
@@ -35,16 +35,23 @@ class ServeBench:
 
 
 def run(bench: ServeBench) -> int:
-    """The command. Status 1 if a request failed."""
+    """The command. Status 1 if a request failed. Ctrl-C in the load reports what had ended by then, with status 130."""
+    saving = bench.report.save_result or bench.report.append_result or bench.report.save_detailed
+    if saving:
+        report.check_writable(os.path.join(bench.report.result_dir or "", bench.report.result_filename or "result.json"))
     raise_file_limit(min(bench.num_prompts, bench.load.max_concurrency or bench.num_prompts))
     result, load_run, prompts = run_loop(_measure(bench))
+    if load_run.interrupted and not load_run.results:
+        raise KeyboardInterrupt
     print(report.serve_table(result, bench.report.metrics, bench.report.percentiles))
-    if bench.report.save_result or bench.report.append_result or bench.report.save_detailed:
+    if saving:
         if bench.report.save_detailed:
             result |= details(load_run, [p.input_len for p in prompts])
         name = bench.report.result_filename or report.default_filename(result, bench.report)
         path = os.path.join(bench.report.result_dir or "", name)
         print(f"Written: {report.save(result, path, append=bench.report.append_result)}")
+    if load_run.interrupted:
+        raise KeyboardInterrupt
     return 1 if result["failed"] else 0
 
 
@@ -68,7 +75,8 @@ async def measure(target: Target, bench: ServeBench, *, trial: bool = True) -> t
     show, close = progress(len(requests), options.disable_tqdm)
     try:
         keep = options.save_detailed
-        load_run = await run_load(target.client, requests, arrivals, load.max_concurrency, on_done=show, keep=keep)
+        with first_ctrl_c() as stop:
+            load_run = await run_load(target.client, requests, arrivals, load.max_concurrency, on_done=show, keep=keep, stop=stop)
     finally:
         close()
     figures = summarize(

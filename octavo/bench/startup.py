@@ -53,24 +53,41 @@ print("\\nMARKS" + json.dumps(marks))
 
 
 def run(options: StartupOptions, engine: dict[str, Any], engine_words: Sequence[str]) -> int:
-    """The command. ``engine``: keyword arguments of ``LLM``; ``engine_words``: the same as flags of ``octavo serve``."""
+    """The command. ``engine``: keyword arguments of ``LLM``; ``engine_words``: the same as flags of ``octavo serve``.
+
+    Ctrl-C, or a start that fails, reports the starts before it.
+    """
+    if options.output_json is not None:
+        report.check_writable(options.output_json)
     result: dict[str, Any] = {"date": report.date(), "model": engine.get("model") or "demo", "empty_caches": options.empty_caches}
     for what in ("serve", "llm"):
         if options.what not in (what, "both"):
             continue
-        starts = []
-        for i in range(options.repeat):
-            with caches(options.empty_caches) as environment:
-                if what == "serve":
-                    starts.append(run_loop(start_server(engine_words, environment, options.timeout)))
-                else:
-                    starts.append(start_llm(engine, environment, options.timeout))
-            print(f"{what} {i + 1} of {options.repeat}: {list(starts[-1].values())[-1]:.2f} s", file=sys.stderr, flush=True)
-        result[what] = {"starts": starts, "stages": {name: describe([s[name] for s in starts], (90.0,)) for name in starts[0]}}
-        print(startup_table(what, starts))
-    if options.output_json is not None:
-        print(f"Written: {report.save(result, options.output_json)}")
+        starts: list[dict[str, float]] = []
+        ended_by: BaseException | None = None
+        try:
+            for i in range(options.repeat):
+                with caches(options.empty_caches) as environment:
+                    if what == "serve":
+                        starts.append(run_loop(start_server(engine_words, environment, options.timeout)))
+                    else:
+                        starts.append(start_llm(engine, environment, options.timeout))
+                print(f"{what} {i + 1} of {options.repeat}: {list(starts[-1].values())[-1]:.2f} s", file=sys.stderr, flush=True)
+        except (KeyboardInterrupt, OctavoError) as error:
+            ended_by = error
+        if starts:
+            result[what] = {"starts": starts, "stages": {name: describe([s[name] for s in starts], (90.0,)) for name in starts[0]}}
+            print(startup_table(what, starts))
+        if ended_by is not None:
+            _write(result, options.output_json)
+            raise ended_by
+    _write(result, options.output_json)
     return 0
+
+
+def _write(result: dict[str, Any], path: str | None) -> None:
+    if path is not None and not result.keys().isdisjoint(("serve", "llm")):
+        print(f"Written: {report.save(result, path)}")
 
 
 def startup_table(what: str, starts: Sequence[dict[str, float]]) -> str:

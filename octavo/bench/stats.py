@@ -79,6 +79,7 @@ def summarize(
     chunks = sum(len(r.arrivals) for r in good)
     seconds = max(run.duration, 1e-9)
     figures: dict[str, Any] = {
+        "interrupted": run.interrupted,
         "duration": run.duration,
         "completed": len(good),
         "failed": len(run.results) - len(good),

@@ -23,7 +23,7 @@ class EventStream:
     not count. How many tokens a chunk had is not known, but for the sum.
     """
 
-    __slots__ = ("arrivals", "input_tokens", "output_tokens", "error", "done", "kept", "_rest")
+    __slots__ = ("arrivals", "input_tokens", "output_tokens", "error", "done", "kept", "streams", "_rest")
 
     def __init__(self, keep: bool = False) -> None:
         self.arrivals = array("d")  # perf_counter of each chunk with tokens
@@ -32,6 +32,7 @@ class EventStream:
         self.error: str | None = None
         self.done = False
         self.kept: list[bytes] | None = [] if keep else None
+        self.streams = False  # an event has come
         self._rest = b""
 
     def feed(self, data: bytes, now: float) -> None:
@@ -44,6 +45,7 @@ class EventStream:
                 self._event(line, now)
 
     def _event(self, line: bytes, now: float) -> None:
+        self.streams = True
         has_text = _TEXT(line) is not None
         if has_text:
             self.arrivals.append(now)
@@ -56,12 +58,15 @@ class EventStream:
             self.done = True
             return
         event = json.loads(data)
+        if not isinstance(event, dict):
+            self.error = f"an event of the stream is no JSON object: {data[:100].decode(errors='replace')}"
+            return
         if event.get("error"):
             error = event["error"]
             self.error = f"error in the stream: {error.get('message', error) if isinstance(error, dict) else error}"[:300]
         usage = event.get("usage")
         if usage:
-            self.input_tokens, self.output_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+            self.input_tokens, self.output_tokens = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
         if not has_text and any(self._has_tokens(choice) for choice in event.get("choices") or ()):
             self.arrivals.append(now)
 
@@ -70,6 +75,11 @@ class EventStream:
         if choice.get("token_ids") is not None:  # return_token_ids was asked for (--extra-body): then it is told
             return bool(choice["token_ids"])
         return choice.get("finish_reason") is None and "role" not in (choice.get("delta") or ())
+
+
+def _count(value: Any) -> int | None:
+    """A number of tokens as the server tells it; None for what is none."""
+    return value if type(value) is int and value >= 0 else None
 
 
 class Result:
@@ -128,7 +138,7 @@ async def stream(client: Client, request: bytes, index: int = 0, *, keep: bool =
     if result.error is None and events.error is not None:
         result.error = events.error
     if result.error is None and not events.done:
-        result.error = "the stream ended without [DONE]"
+        result.error = "the stream ended without [DONE]" if events.streams else "the answer is no stream of events (no line with data:)"
     result.counted = events.output_tokens is not None
     result.output_tokens = events.output_tokens if events.output_tokens is not None else len(events.arrivals)
     if result.error is None and not result.arrivals:

@@ -14,6 +14,7 @@ from octavo.bench.plot import plot_name, plot_sweep
 from octavo.bench.serve import ServeBench, facts, measure
 from octavo.bench.stats import percentile_name
 from octavo.bench.target import connect
+from octavo.errors import OctavoError
 
 PROMPTS_PER_STREAM = 4
 MIN_PROMPTS = 16
@@ -21,19 +22,33 @@ DEFAULT_FILENAME = "sweep.json"
 
 
 def run(bench: ServeBench, options: SweepOptions) -> int:
-    """The command. Status 1 if a request failed."""
-    plot = plot_name(options.plot)
+    """The command. Status 1 if a request failed. Ctrl-C, or an error at a later load, reports those that were measured before."""
+    plot, folder = plot_name(options.plot), bench.report.result_dir or ""
+    path = os.path.join(folder, bench.report.result_filename or DEFAULT_FILENAME)
+    for name in filter(None, (path, plot and os.path.join(folder, plot))):
+        report.check_writable(name)
     loads = [point_bench(bench, options, i) for i in range(len(options.loads))]
     raise_file_limit(max(min(point.num_prompts, point.load.max_concurrency or point.num_prompts) for point in loads))
-    sweep = run_loop(_measure(bench, options, loads))
+    shared: dict[str, Any] = {}
+    points: list[dict[str, Any]] = []
+    ended_by: BaseException | None = None
+    try:
+        if not run_loop(_measure(bench, options, loads, shared, points)):
+            raise KeyboardInterrupt
+    except (KeyboardInterrupt, OctavoError) as error:
+        if not points:
+            raise
+        ended_by = error
+    sweep = judge(shared, points, options)
     print(sweep_table(sweep))
-    folder = bench.report.result_dir or ""
-    path = os.path.join(folder, bench.report.result_filename or DEFAULT_FILENAME)
     print(f"Written: {report.save(sweep, path, append=bench.report.append_result)}")
     if plot is not None:
         path = os.path.join(folder, plot)
         plot_sweep(sweep, path)
         print(f"Written: {path}")
+    if ended_by is not None:
+        print(f"Interrupted: {len(points)} of {len(loads)} loads were measured.", flush=True)
+        raise ended_by
     return 1 if any(point["failed"] for point in sweep["points"]) else 0
 
 
@@ -54,16 +69,20 @@ def point_bench(bench: ServeBench, options: SweepOptions, index: int) -> ServeBe
     return dataclasses.replace(bench, load=load, report=kept)
 
 
-async def _measure(bench: ServeBench, options: SweepOptions, loads: list[ServeBench]) -> dict[str, Any]:
+async def _measure(
+    bench: ServeBench, options: SweepOptions, loads: list[ServeBench], shared: dict[str, Any], points: list[dict[str, Any]]
+) -> bool:
+    """Put facts into ``shared`` and each load's result into ``points``; False if Ctrl-C ended a load, which is left out."""
     async with connect(bench.target) as target:
-        points = []
+        shared.update(facts(target, bench))
         for value, point in zip(options.loads, loads, strict=True):
-            result, _, _ = await measure(target, point, trial=not points)
+            result, load_run, _ = await measure(target, point, trial=not points)
+            if load_run.interrupted:
+                return False
             points.append({"load": value, **result})
             lines = report.notes(result)
             print(f"{_label(options)} {value:g}: {result['output_throughput']:.1f} tok/s", *lines, sep="\n  ", flush=True)
-        shared = facts(target, bench)
-    return judge(shared, points, options)
+    return True
 
 
 def _label(options: SweepOptions) -> str:
@@ -78,6 +97,7 @@ def judge(shared: dict[str, Any], points: list[dict[str, Any]], options: SweepOp
     picked = recommend(points, high, options.slo_ttft_ms, options.slo_tpot_ms) if has_slo else bend
     left_out = ("num_prompts", "request_rate", "max_concurrency")
     return {
+        "interrupted": len(points) < len(options.loads),
         **{key: value for key, value in shared.items() if key not in left_out},
         "sweep_over": "max_concurrency" if options.rates is None else "request_rate",
         "knee": None if bend is None else points[bend]["load"],
@@ -103,7 +123,9 @@ def sweep_table(sweep: dict[str, Any]) -> str:
 
 def conclusions(sweep: dict[str, Any]) -> list[str]:
     high, n = sweep["slo_percentile"], sweep["recommended_max_num_seqs"]
-    if sweep["knee"] is None:
+    if len(sweep["points"]) < 3:
+        lines = ["Knee: none; it takes three loads to see one."]
+    elif sweep["knee"] is None:
         lines = ["Knee: none; throughput still grows with the load. Sweep higher to find where it ends."]
     else:
         lines = [f"Knee: load {sweep['knee']:g} (the point highest above the straight line from the first to the best, axes scaled alike)."]

@@ -20,6 +20,8 @@ from octavo.bench.tokens import Counter, LocalCounter, ServerCounter
 from octavo.env import api_keys
 from octavo.errors import ConfigError, OctavoError
 
+LIST_S = 30.0  # a server that takes longer to list its models is asked again, until --ready-check-timeout-sec
+
 
 @dataclass(frozen=True)
 class Target:
@@ -73,10 +75,13 @@ async def _wait_for_model(client: Client, options: TargetOptions) -> str:
     wanted = options.served_model_name or options.model
     while True:
         try:
-            listed = await client.get_json("/v1/models")
-            return wanted or str(listed["data"][0]["id"])
+            listed = await _listed(client, deadline - time.monotonic())
+            name = wanted or listed["data"][0]["id"]
+            if not isinstance(name, str):
+                raise TypeError
+            return name
         except HttpError as error:
-            if error.status == 404 and wanted:
+            if wanted and error.status not in (None, 401, 403, 502, 503):
                 return wanted
             if error.status in (401, 403):
                 raise OctavoError(f"{options.url} wants a key ({error}). Give --api-key or set OPENAI_API_KEY.") from None
@@ -90,6 +95,15 @@ async def _wait_for_model(client: Client, options: TargetOptions) -> str:
         except (LookupError, TypeError):
             raise OctavoError(f"{options.url}/v1/models lists no model; name one with --model.") from None
         await asyncio.sleep(0.1)
+
+
+async def _listed(client: Client, seconds: float) -> Any:
+    """What the server's list of models says. Raises HttpError, if it takes a connection and says nothing for long, too."""
+    seconds = min(max(seconds, 0.1), LIST_S)
+    try:
+        return await asyncio.wait_for(client.get_json("/v1/models"), seconds)
+    except asyncio.TimeoutError:
+        raise HttpError(f"no answer within {seconds:.3g} s") from None
 
 
 async def check_answers(target: Target, request: bytes) -> None:

@@ -151,10 +151,10 @@ def _clean_words(pieces: list[str]) -> list[str]:
 async def all_alike(counter: Counter, text: str) -> bool:
     """Whether one token stands for more than half of the text, as <unk> does for words that a tokenizer doesn't know; or none does, where
     there is no <unk>."""
-    ids = await _asked(counter.token_ids, text)
+    ids = await asked(counter.token_ids, text)
     if ids:
         return max(Tally(ids).values()) > len(ids) / 2
-    return await _asked(counter.count, text + text) <= await _asked(counter.count, text)  # else they can't be seen
+    return await asked(counter.count, text + text) <= await asked(counter.count, text)  # else they can't be seen
 
 
 class TextMaker:
@@ -180,7 +180,7 @@ class TextMaker:
         """Words of ``tokens`` tokens, what the tokenizer or the chat template puts around them not counted."""
         if tokens == 0:
             return []
-        around = await _asked(self._counter.count, f" {self._words[0]}") - 1
+        around = await asked(self._counter.count, f" {self._words[0]}") - 1
         return (await self.text(rng, tokens + around)).split()
 
     async def text(self, rng: random.Random, tokens: int, prefix: list[str] | None = None) -> str:
@@ -190,7 +190,7 @@ class TextMaker:
         count = 0
         for _ in range(TRIES):
             text = " " + " ".join(prefix + words)
-            count = await _asked(self._counter.count, text)
+            count = await asked(self._counter.count, text)
             if count == tokens:
                 return text
             per_word = max(count / (len(prefix) + len(words) or 1), 1.0)  # 1, but for tokenizers with a poor vocabulary
@@ -207,7 +207,8 @@ class TextMaker:
         )
 
 
-async def _asked(count: Callable[[str], Awaitable[T]], text: str) -> T:
+async def asked(count: Callable[[str], Awaitable[T]], text: str) -> T:
+    """``await count(text)``, a Counter's method. Raises OctavoError where the server or the tokenizer refuses."""
     try:
         return await count(text)
     except HttpError as error:

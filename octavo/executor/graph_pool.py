@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent import futures
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo.executor.rows import BatchRows
+from octavo.garbage import no_collections
 
 logger = logging.getLogger("octavo.executor")
 
@@ -96,6 +98,9 @@ class GraphPool:
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream()
         self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            # makes cuBLAS's workspace, which nobody gives back: made in a capture, it would keep the pool's memory when the engine is gone
+            torch.cuda.current_blas_handle()
         with self._recording(graph):
             torch.empty(num_bytes, dtype=torch.uint8, device=self.rows.device)[:1].zero_()
         current.wait_stream(self.stream)
@@ -164,7 +169,8 @@ class GraphPool:
         if not self.has_room():
             return False
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="capture", initializer=self._start_thread)
+            # the thread keeps what begins it: with ``self`` in it, an engine that was only dropped would never be freed
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="capture", initializer=_start_thread, initargs=(weakref.ref(self),))
         try:
             self._behind = key, self._thread.submit(self._record, key, body)
         except RuntimeError as error:  # no thread to be had: too many of them, or Python is ending
@@ -223,8 +229,10 @@ class GraphPool:
         ended without another.
 
         Not ``torch.cuda.graph``: it waits for the device, collects garbage and empties the allocator's cache, ten times the cost of this.
+        Garbage waits: destroying CUDA graphs (of an engine that is gone), or waiting for the device, in this thread would spoil the
+        capture (pytorch/pytorch#161037; torch 2.11 does not guard against it).
         """
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), no_collections():
             try:
                 graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
                 try:
@@ -238,7 +246,15 @@ class GraphPool:
                 self._failed.append(graph)
                 with suppress(RuntimeError):  # the allocator may believe that it goes on, and would then never give back what it caches
                     torch._C._cuda_endAllocateToPool(self.rows.device.index, self.pool)
+                    # so does torch's generator (2.11), and would never draw again for others in this process; a copy doesn't
+                    generator = torch.cuda.default_generators[self.rows.device.index]
+                    generator.graphsafe_set_state(generator.clone_state())
                 raise
+
+
+def _start_thread(pool: weakref.ref[GraphPool]) -> None:
+    if (found := pool()) is not None:
+        found._start_thread()
 
 
 def round_up(count: int, sizes: Sequence[int]) -> int:

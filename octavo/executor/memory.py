@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -84,7 +85,7 @@ class _Check:
                 self.model,
                 max_model_len=self.max_model_len,
                 dtype_bytes=self.dtype_bytes,
-                free_bytes=config.kv_cache_memory,
+                free_bytes=sys.maxsize,  # what is free is looked at below
                 on_cpu=self.room.on_cpu,
             )
         need = self.footprint(config)

@@ -32,6 +32,7 @@ start linear $kernels/test_triton_linear.py
 start rows $kernels/test_triton_rows.py $kernels/test_triton_elementwise.py $kernels/test_triton_bench.py
 start sampling $kernels/test_triton_sampling.py $kernels/test_token_bitmask.py
 start engine tests/e2e/test_gpu_engine.py
+start captures tests/e2e/test_gpu_captures.py
 start bfloat16 tests/e2e/test_bfloat16.py
 others="chunks or swapped or recomputed or means or states or encoder"
 start syncs tests/e2e/test_gpu_syncs.py -k "not ($others)"

@@ -15,6 +15,7 @@ import json
 import os
 import random
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -113,6 +114,17 @@ def _no_init() -> Any:
     return contextlib.nullcontext()
 
 
+def watch(done: threading.Event) -> None:
+    """Tell every now and then, in the log, where all threads are: an engine that does not come up, or does not answer.
+
+    In a thread, which holds Python's lock then: faulthandler's own timer doesn't, and ends the process now and then (SIGSEGV) by reading
+    frames that change.
+    """
+    while not done.wait(STUCK_S):
+        print(f"after another {STUCK_S:g} s:", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback()
+
+
 def main() -> None:
     name, folder, fd, start, options = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), json.loads(sys.argv[5])
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).resolve().parent]  # our names are not theirs
@@ -123,13 +135,14 @@ def main() -> None:
         replies.write(json.dumps(fields) + "\n")
 
     vocab = json.loads(Path(folder, "config.json").read_text())["vocab_size"]
-    faulthandler.dump_traceback_later(STUCK_S, repeat=True)  # into the log: where an engine is that does not come up, or does not answer
+    up = threading.Event()
+    threading.Thread(target=watch, args=(up,), daemon=True).start()
     try:
         engine = (StaticBatches if name == "transformers" else OfflineEngine)(name, folder, options)
         ready = time.monotonic()
         engine.run(make_requests(vocab, {"count": 1, "n_in": (16, 16), "n_out": (1, 1), "seed": 0}))
         if name != "transformers":
-            faulthandler.cancel_dump_traceback_later()
+            up.set()
         marks = {"import_s": engine.imported - start, "ready_s": ready - start, "first_answer_s": time.monotonic() - start}
         reply(version=engine.version, **marks)
     except BaseException as error:

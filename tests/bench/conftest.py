@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -152,3 +153,19 @@ def raw_server() -> Iterator[Callable[..., Serving]]:
     yield start
     for serving in running:
         serving.__exit__()
+
+
+def interrupted(words: list[Any], when: Callable[[], bool]) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, which gets one Ctrl-C as soon as ``when``."""
+    command = [sys.executable, "-m", "octavo", "bench", *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not when():
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)

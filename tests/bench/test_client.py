@@ -245,6 +245,14 @@ async def _empty(body: Any, number: int, writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(event(b"[DONE]")) + b"0\r\n\r\n")
 
 
+async def _list_event(body: Any, number: int, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(event([1, 2]) + event(b"[DONE]")) + b"0\r\n\r\n")
+
+
+async def _no_stream(body: Any, number: int, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n" + b'{"choices": []}')
+
+
 async def _hang(body: Any, number: int, writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(TEXT_EVENT))
     await writer.drain()
@@ -263,6 +271,8 @@ async def _error_event(body: Any, number: int, writer: asyncio.StreamWriter) -> 
         (_no_done, "without [DONE]"),
         (_torn_event, "without [DONE]"),
         (_empty, "no tokens"),
+        (_list_event, "no JSON object: [1, 2]"),
+        (_no_stream, "no stream of events"),
         (_hang, "within 0.3 s"),
         (_error_event, "error in the stream: engine died"),
     ],

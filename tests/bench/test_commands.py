@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,10 +15,10 @@ import pytest
 
 from octavo.bench import report
 from octavo.bench.options import ReportOptions, TargetOptions
-from octavo.bench.target import headers_of
+from octavo.bench.target import connect, headers_of
 from octavo.cli.main import main
-from octavo.errors import ConfigError
-from tests.bench.conftest import TEXT_EVENT, Serving, chunk, good_answer
+from octavo.errors import ConfigError, OctavoError
+from tests.bench.conftest import TEXT_EVENT, Serving, chunk, event, good_answer, interrupted
 
 # vLLM's names and what they hold; scripts that read its results read these.
 SCHEMA: dict[str, Any] = {
@@ -169,6 +170,75 @@ def test_a_server_that_refuses_the_first_request(raw_server: Callable[..., Servi
     assert len(serving.raw.bodies) == 1
 
 
+def test_a_server_that_takes_connections_and_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        words = ["serve", "--port", silent.getsockname()[1], "--ready-check-timeout-sec", 0.5, "--request-timeout", 5]
+        assert bench(*words) == 1
+    assert "no answer within 0.5 s" in capsys.readouterr().err
+
+
+def test_a_server_that_lists_no_models_is_asked_for_the_one_that_was_named() -> None:
+    for listed in (b"<html>", b"[1]", b'{"data": [{"id": null}]}'):
+
+        async def models(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listed: bytes = listed) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(listed) + listed)
+
+        async def name(model: str | None, handler: Any = models) -> str:
+            server = await asyncio.start_server(handler, "127.0.0.1", 0)
+            async with server:
+                port = server.sockets[0].getsockname()[1]
+                async with connect(TargetOptions(port=port, model=model), need_counter=False) as target:
+                    return target.model
+
+        assert asyncio.run(name("given")) == "given"
+        with pytest.raises(OctavoError, match="--model"):
+            asyncio.run(name(None))
+
+
+def test_usage_that_is_no_number_is_no_usage(raw_server: Callable[..., Serving], tmp_path: Path) -> None:
+    async def answer(body: Any, number: int, writer: asyncio.StreamWriter) -> None:
+        usage = event({"choices": [], "usage": {"prompt_tokens": None, "completion_tokens": "six"}})
+        data = TEXT_EVENT * 6 + usage + event(b"[DONE]")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+
+    words = ["serve", "--port", raw_server(answer).port, *SMALL, "--num-prompts", 2, "--save-result", "--result-dir", tmp_path]
+    assert bench(*words, "--result-filename", "r.json") == 0
+    result = load_result(tmp_path)
+    assert (result["total_output_tokens"], result["output_tokens_counted_by"]) == (12, "chunks")
+
+
+def test_ctrl_c_keeps_what_has_ended(raw_server: Callable[..., Serving], tmp_path: Path) -> None:
+    async def answer(body: Any, number: int, writer: asyncio.StreamWriter) -> None:
+        if number > 6:  # a trial, then five that end
+            await asyncio.sleep(300)
+        await good_answer(body, number, writer)
+
+    serving = raw_server(answer)
+    raw = serving.raw
+    words = ["serve", "--port", serving.port, *SMALL]
+    words += ["--num-prompts", 40, "--max-concurrency", 2, "--save-detailed", "--result-dir", tmp_path, "--result-filename", "r.json"]
+    done = interrupted(words, lambda: raw.active == 2 and len(raw.bodies) == 8)
+    result = load_result(tmp_path)
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+    assert (result["interrupted"], result["completed"], result["failed"], result["num_prompts"]) == (True, 5, 0, 40)
+    assert result["total_output_tokens"] == 30 and len(result["ttfts"]) == len(result["input_lens"]) == 5
+    assert "Interrupted: these are the 5 of 40 requests that had ended" in done.stdout and "(TTFT)" in done.stdout
+
+
+def test_ctrl_c_before_anything_has_ended(raw_server: Callable[..., Serving]) -> None:
+    async def answer(body: Any, number: int, writer: asyncio.StreamWriter) -> None:
+        if number > 1:
+            await asyncio.sleep(300)
+        await good_answer(body, number, writer)
+
+    serving = raw_server(answer)
+    done = interrupted(["serve", "--port", serving.port, *SMALL, "--num-prompts", 4], lambda: len(serving.raw.bodies) == 5)
+    assert (done.returncode, done.stdout) == (130, "") and "Traceback" not in done.stderr
+
+
 def test_nothing_listens(free_port: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("serve", "--port", free_port, "--ready-check-timeout-sec", 0.3) == 1
     error = capsys.readouterr().err
@@ -193,7 +263,11 @@ def test_a_chat_without_a_way_to_count(raw_server: Callable[..., Serving], capsy
         (["serve", "--burstiness", "0"], "--burstiness"),
         (["serve", "--num-prompts", "0"], "--num-prompts must be at least 1"),
         (["serve", "--goodput", "itl:3"], "--goodput 'itl:3'"),
-        (["serve", "--goodput", "ttft"], "--goodput: '?'"),
+        (["serve", "--goodput", "ttft"], "--goodput 'ttft': must look like NAME:MS"),
+        (["serve", "--goodput", "ttft:3,4"], "--goodput 'ttft:3,4'"),
+        (["serve", "--goodput", "ttft:-1"], "--goodput 'ttft:-1'"),
+        (["serve", "--endpoint", "v1/completions"], "must begin with a slash"),
+        (["serve", "--base-url", "http://me:secret@localhost:9"], "a name and password in the address are not sent"),
         (["serve", "--metric-percentiles", "101"], "--metric-percentiles"),
         (["serve", "--percentile-metrics", "ttft,foo"], "--percentile-metrics"),
         (["serve", "--metadata", "a"], "KEY=VALUE"),
@@ -205,7 +279,10 @@ def test_a_chat_without_a_way_to_count(raw_server: Callable[..., Serving], capsy
         (["sweep", "--concurrencies", "1,x"], "--concurrencies"),
         (["sweep", "--concurrencies", "0,1"], "whole numbers"),
         (["sweep", "--concurrencies", "1", "--request-rates", "1"], "either"),
-        (["sweep", "--request-rates", "0"], "--request-rates must be more than 0"),
+        (["sweep", "--concurrencies", "inf"], "whole numbers"),
+        (["sweep", "--request-rates", "0"], "--request-rates 0: must be numbers above 0"),
+        (["sweep", "--request-rates", "1,inf"], "--request-rates 1,inf"),
+        (["sweep", "--request-rates", "1", "--point-seconds", "inf"], "--point-seconds"),
         (["sweep", "--slo-ttft-ms", "0"], "--slo-ttft-ms"),
         (["startup", "--repeat", "0"], "--repeat must be at least 1"),
         (["throughput", "--n", "0"], "--n must be at least 1"),
@@ -273,6 +350,34 @@ def test_a_result_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Cannot write"):
         report.save({}, str(tmp_path / "file" / "x.json"))
     assert json.loads(Path(report.save({"a": float("inf")}, str(tmp_path / "x.json"))).read_text()) == {"a": "inf"}
+    report.check_writable(str(tmp_path / "x.json"))
+    report.check_writable(str(tmp_path / "new" / "y.json"))
+    assert (tmp_path / "x.json").read_text() and list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "--save-result", "--result-dir", "FILE"],
+        ["serve", "--save-detailed", "--result-filename", "FOLDER"],
+        ["sweep", "--result-dir", "FILE"],
+        ["sweep", "--result-dir", "FOLDER", "--plot", "FOLDER"],
+        ["throughput", "--model", "FILE", "--output-json", "FOLDER"],
+        ["latency", "--model", "FILE", "--output-json", "FILE/r.json"],
+        ["startup", "--model", "FILE", "--output-json", "FILE/r.json"],
+    ],
+)
+def test_where_results_go_is_tried_before_anything_is_measured(
+    tmp_path: Path, words: list[str], free_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing listens, and the model is none: the file is what is complained of first."""
+    (tmp_path / "file").write_text("")
+    words = [word.replace("FILE", str(tmp_path / "file")).replace("FOLDER", str(tmp_path)) for word in words]
+    port = ["--port", str(free_port), "--ready-check-timeout-sec", "0.1"] if words[0] in ("serve", "sweep") else []
+    if words[0] == "sweep":
+        pytest.importorskip("matplotlib")
+    assert bench(*words, *port) == 2
+    assert "Cannot write" in capsys.readouterr().err
 
 
 def test_a_kernel_benchmark_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

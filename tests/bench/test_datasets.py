@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.bench.datasets import Prompt, make_prompts, parse_records, spread
+from octavo.bench.http import HttpError
 from octavo.bench.options import DatasetOptions
 from octavo.bench.tokens import LocalCounter, TextMaker
 from octavo.bench.words import verse
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, OctavoError
 from octavo.server.mock import FakeTokenizer
 
 
@@ -260,12 +261,38 @@ def test_prompt_lines(tmp_path: Path, lines: bool) -> None:
         ('{"prompt": ["a"]}', "list of token ids"),
         ('{"prompt": "a", "output_len": 0}', "output_len"),
         ('{"prompt": "a", "output_len": 3, "max_tokens": 4}', "output_len"),
+        ('{"conversations": 5}', "f, line 1: a conversation must be a list of turns"),
+        ('{"prompt": "a"}\n{"conversations": {"value": "a"}}', "f, line 2: a conversation must be a list of turns"),
+        ("[" * 100_000, "f: not JSON"),
     ],
 )
 def test_bad_files(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         list(parse_records(text, "f"))
     assert message in str(error.value)
+
+
+def test_odd_conversations_are_left_out(tmp_path: Path) -> None:
+    odd = [None, [], [1, 2], ["a", "b"], [{"value": None}, {"value": "b"}], [{"value": 3}, {"value": 4}], [{"value": ""}] * 2]
+    records = [{"conversations": turns} for turns in odd]
+    path = write(tmp_path / "f.json", [*records, TALK], lines=False)
+    assert [p.content for p in make(2, Counter(), dataset_name="sharegpt", dataset_path=path)] == ["one two three four"] * 2
+
+
+def test_a_mark_at_the_beginning_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text('\ufeff{"prompt": "hello"}', encoding="utf-8")
+    assert make(1, None, dataset_name="custom", dataset_path=str(tmp_path / "f"))[0].content == "hello"
+
+
+def test_a_server_that_stops_counting_is_an_error_that_says_so(tmp_path: Path) -> None:
+    class Dead(Counter):
+        async def count(self, text: str) -> int:
+            raise HttpError("HTTP 500", 500)
+
+    path = write(tmp_path / "f", [TALK], lines=True)
+    for options in ({"dataset_name": "sharegpt", "dataset_path": path}, {"dataset_name": "sonnet"}):
+        with pytest.raises(OctavoError, match="/tokenize failed: HTTP 500"):
+            make(1, Dead(), **options)
 
 
 def test_no_usable_record(tmp_path: Path) -> None:

@@ -92,6 +92,44 @@ def test_latency(fake_llm: list[FakeLLM], tmp_path: Path, capsys: pytest.Capture
     assert "Average latency" in capsys.readouterr().out
 
 
+def test_ctrl_c_keeps_the_iterations_before(
+    fake_llm: list[FakeLLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = FakeLLM.generate
+
+    def generate(self: FakeLLM, *args: Any, **options: Any) -> list[Any]:
+        if len(self.calls) == fine:
+            raise KeyboardInterrupt
+        return answer(self, *args, **options)
+
+    monkeypatch.setattr(FakeLLM, "generate", generate)
+    words = ["bench", "latency", "--num-iters-warmup", "1", "--num-iters", "9", "--output-json", str(tmp_path / "r.json")]
+    fine = 4  # a warm-up and three
+    assert main(words) == 130
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert len(result["latencies"]) == 3 and result["interrupted"]
+    assert "Interrupted: these are 3 of 9 iterations" in capsys.readouterr().out
+    fine = 1
+    (tmp_path / "r.json").unlink()
+    assert main(words) == 130 and not (tmp_path / "r.json").exists()
+
+
+@pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (OctavoError("it died"), 1)])
+def test_the_starts_before_an_end_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: BaseException, status: int) -> None:
+    done: list[float] = []
+
+    def start(*_: Any) -> dict[str, float]:
+        if len(done) == 2:
+            raise end
+        done.append(1.0)
+        return {"first_token": 1.0}
+
+    monkeypatch.setattr(startup, "start_llm", start)
+    words = ["bench", "startup", "--what", "llm", "--repeat", "5", "--output-json", str(tmp_path / "r.json")]
+    assert main(words) == status
+    assert json.loads((tmp_path / "r.json").read_text())["llm"]["starts"] == [{"first_token": 1.0}] * 2
+
+
 @pytest.mark.parametrize("command", ["latency", "throughput"])
 def test_lengths_beyond_the_context(fake_llm: list[FakeLLM], command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", command, "--input-len", "250", "--output-len", "7"]) == 2

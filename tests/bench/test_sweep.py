@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ import pytest
 
 from octavo.bench.knee import knee, recommend
 from octavo.bench.options import SweepOptions
+from octavo.bench.serve import measure
 from octavo.bench.sweep import conclusions, judge
 from octavo.cli.main import main
+from octavo.errors import OctavoError
+from tests.bench.conftest import Serving, good_answer, interrupted
 
 LOADS = [1, 2, 4, 8, 16, 32, 64]
 
@@ -137,3 +142,40 @@ def test_the_command(
     assert sweep["recommended_max_num_seqs"] == sweep["points"][-1]["max_concurrent_requests"]
     text = capsys.readouterr().out
     assert "TTFT p95" in text and "Knee" in text and "Recommended: --max-num-seqs" in text
+
+
+def sweep_of_two(port: int, folder: Path) -> list[str]:
+    words = ["sweep", "--port", str(port), "--concurrencies", "1,2", "--input-len", "20", "--output-len", "4", "--num-prompts", "4"]
+    return [*words, "--plot", "none", "--result-dir", str(folder)]
+
+
+def check_first_load_kept(folder: Path) -> None:
+    sweep = json.loads((folder / "sweep.json").read_text())
+    assert sweep["interrupted"] and [(p["load"], p["completed"]) for p in sweep["points"]] == [(1, 4)]
+
+
+def test_ctrl_c_keeps_the_loads_before(raw_server: Callable[..., Serving], tmp_path: Path) -> None:
+    async def answer(body: Any, number: int, writer: asyncio.StreamWriter) -> None:
+        if number > 7:  # a trial, four of the first load, two of the second
+            await asyncio.sleep(300)
+        await good_answer(body, number, writer)
+
+    serving = raw_server(answer)
+    done = interrupted(sweep_of_two(serving.port, tmp_path), lambda: len(serving.raw.bodies) == 9)
+    assert done.returncode == 130 and "Interrupted: 1 of 2 loads were measured" in done.stdout and "Traceback" not in done.stderr
+    check_first_load_kept(tmp_path)
+
+
+def test_an_error_keeps_the_loads_before(mock_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the server ends, and no prompts can be counted for the second."""
+    measured: list[Any] = []
+
+    async def once(target: Any, point: Any, *, trial: bool = True) -> Any:
+        if measured:
+            raise OctavoError("gone")
+        measured.append(point)
+        return await measure(target, point, trial=trial)
+
+    monkeypatch.setattr("octavo.bench.sweep.measure", once)
+    assert main(["bench", *sweep_of_two(mock_port, tmp_path)]) == 1
+    check_first_load_kept(tmp_path)

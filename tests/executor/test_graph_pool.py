@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -181,6 +183,21 @@ def test_closing_waits_and_what_was_captured_is_there(pool: Pool) -> None:
     assert pool.seen == ["run a", "run a", "capture a", "replay a"]
 
 
+def test_a_pool_that_is_only_dropped_is_freed_and_its_thread_ends() -> None:
+    pool = Pool()
+    for _ in range(2):
+        pool.ask("a", beside=True)
+    pool.finish()
+    pool.rest()
+    assert pool._thread is not None
+    (thread,) = pool._thread._threads
+    left = weakref.ref(pool)
+    del pool
+    gc.collect()
+    thread.join(10)
+    assert left() is None and not thread.is_alive()
+
+
 def test_a_step_whose_first_run_failed_is_run_again(pool: Pool) -> None:
     def fails() -> torch.Tensor:
         raise RuntimeError("out of memory")
@@ -229,8 +246,8 @@ def test_the_thread_pauses_while_the_host_submits(pool: Pool) -> None:
         pool.let.set()
         time.sleep(0.05)
         pool.ask("a", beside=True)
+        assert pool.seen == ["run a"] * 3
         raise RuntimeError("out of memory")
-    assert pool.seen == ["run a"] * 3
     pool.finish()
     pool.ask("a", beside=True)
     assert pool.seen[3:] == ["capture a", "replay a"]
@@ -379,7 +396,8 @@ class Graph:
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[GraphPool, list[Graph], list[Any]]]:
-    """A pool that captures in earnest, on a device that isn't there; the graphs it makes; the pools whose captures it ends by force."""
+    """A pool that captures in earnest, on a device that isn't there; the graphs it makes; the pools whose captures it ends by force,
+    and states of torch's generator that it sets."""
     graphs: list[Graph] = []
     ended: list[Any] = []
 
@@ -391,6 +409,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[GraphPool, list[
         graphs.append(Graph())
         return graphs[-1]
 
+    generator = SimpleNamespace(clone_state=lambda: "a copy", graphsafe_set_state=ended.append)
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
     rows: Any = SimpleNamespace(device=torch.device("cpu", 0), last_token=torch.zeros(1), num_computed=torch.zeros(1))
     pool = GraphPool(rows)
     pool.on_gpu, pool.pool, pool.stream = True, (0, 1), None  # type: ignore[assignment]
@@ -406,6 +426,55 @@ def test_a_capture_begins_and_ends(recorder: tuple[GraphPool, list[Graph], list[
     pool, graphs, ended = recorder
     step = pool.capture("a", lambda: torch.ones(1))
     assert graphs[0].calls == ["begin", "end"] and step.graph is graphs[0] and not ended and not pool._failed
+
+
+def test_memory_is_set_aside_with_nothing_of_cublas_in_it(
+    recorder: tuple[GraphPool, list[Graph], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workspace stays for good: in the pool's memory, that would stay, too."""
+    pool, graphs, _ = recorder
+    seen: list[str] = []
+    waits = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(pool, "stream", waits)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: waits)
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: seen.append("workspace"))
+    monkeypatch.setattr(Graph, "_call", lambda self, name: seen.append(name))
+    pool.reserve(64)
+    pool.reserve(64)
+    assert seen == ["workspace", "begin", "end"] and pool._reserved is graphs[0]
+
+
+class Old:
+    """A graph of an engine that is gone: garbage in a cycle."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self.itself, self.seen = self, seen
+
+    def __del__(self) -> None:
+        self.seen.append("destroyed")
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_no_garbage_is_collected_in_a_capture(recorder: tuple[GraphPool, list[Graph], list[Any]], beside: bool) -> None:
+    """In the thread that captures, destroying another graph is an error, and spoils the capture."""
+    pool, graphs, _ = recorder
+    seen: list[str] = []
+
+    def body() -> torch.Tensor:
+        if graphs:
+            for _ in range(100):
+                Old(seen)
+            seen.append("captured")
+        return torch.ones(1)
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(50, 1, 1)
+    try:
+        (pool.capture_ahead if beside else pool.capture)("a", body)
+        pool.rest()
+        assert seen[0] == "captured" and gc.isenabled()
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -440,7 +509,22 @@ def test_of_a_capture_that_fails_the_first_error_is_told_and_nothing_left_open(
         pool.rest()
     assert said in caplog.text and caplog.text.count("failed") == 1
     assert len(graphs) == 1 and graphs[0].calls == calls and pool._failed == graphs and pool.refused
-    assert ended == [(0, (0, 1))]
+    assert ended == [(0, (0, 1)), "a copy"]
+
+
+def test_of_a_capture_that_ended_torch_is_asked_no_more(
+    recorder: tuple[GraphPool, list[Graph], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, _, ended = recorder
+
+    def end(device: int, handle: Any) -> None:
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end)
+    monkeypatch.setattr(Graph, "failing", ("end",))
+    with pytest.raises(RuntimeError, match="end failed"):
+        pool.capture("a", lambda: torch.ones(1))
+    assert not ended and pool.refused
 
 
 # -- who uses it --------------------------------------------------------------------------------------------------------------

@@ -56,6 +56,12 @@ def test_too_little(model: Any, free: int, options: dict[str, Any], match: str) 
         budget(model, free, on_cpu=options.get("device") != "cuda", **options)
 
 
+def test_a_cache_that_is_too_small_does_not_tell_that_memory_is(model: Any) -> None:
+    config = EngineConfig(kv_cache_memory=1024)
+    with pytest.raises(OutOfMemoryError, match="give more with --kv-cache-memory, at least 1M\\.$"):
+        check_fits(config, model, max_model_len=128, dtype_bytes=4, room=Room(10**12, 10**12, on_cpu=True))
+
+
 def test_available_memory_is_a_sane_number() -> None:
     assert 2**20 < available_memory() < 2**50
 

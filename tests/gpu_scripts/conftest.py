@@ -34,6 +34,8 @@ class LLM:
         assert "octavo" not in __import__("sys").modules, "the peer's process must not have octavo in it"
         if fault == "start":
             raise RuntimeError("no room for the cache")
+        if fault == "slow":
+            time.sleep(1)
         self.fault = fault
 
     def generate(self, prompts, params, use_tqdm):

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu" / "check.sh"
-JOBS = 14
+JOBS = 15
 # Ends as $FAKE_<first file's name> says; else with tests that passed.
 PYTHON = r"""#!/usr/bin/env bash
 if [ "$2" = pip ]; then exit 0; fi

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,3 +158,44 @@ def test_what_it_does_not_know_is_refused(tmp_path: Path, model_folder: Path, wo
 
     with pytest.raises((SystemExit, ValueError)):
         script.main([str(model_folder), "--out", str(tmp_path), *FAST, *words])
+
+
+def test_the_static_batches_have_their_time_from_the_start_of_their_engine_on(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import compare as script
+    import compare_parts as parts
+
+    left = []
+
+    def start(self: Any, engine: Any, folder: Path) -> Any:
+        time.sleep(0.3)
+        return SimpleNamespace(marks={"version": "1"})
+
+    def measure(worker: Any, sizes: Any, clock: Any) -> dict[str, Any]:
+        left.append(clock.left)
+        return {"2": {"tok_s": 1.0}}
+
+    monkeypatch.setattr(script.Comparison, "worker", start)
+    monkeypatch.setattr(parts, "static_batches", measure)
+    words = [str(model_folder), "--out", str(tmp_path), "--only", "hf", "--part-seconds", "hf=0.2", *FAST]
+    assert script.main(words) == 0 and left[0] > 0.1
+
+
+WORKER = """
+import sys
+import engine_worker
+engine_worker.STUCK_S = 0.2
+sys.argv[1:] = ["vllm", MODEL, "1", "0", OPTIONS]
+engine_worker.main()
+"""
+
+
+def test_an_engine_that_does_not_come_up_shows_where_it_is(model_folder: Path, peer_site: Path) -> None:
+    """In a thread of Python's own: faulthandler's timer reads frames while they change, which has ended a process now and then."""
+    options = {name: 0 for name in ("max_model_len", "enable_prefix_caching", "gpu_memory_utilization")} | {"fault": "slow"}
+    code = WORKER.replace("MODEL", repr(str(model_folder))).replace("OPTIONS", repr(json.dumps(options)))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(peer_site), str(SCRIPTS)))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, input="", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "0.0-fake" in done.stdout
+    assert all(words in done.stderr for words in ("after another 0.2 s", "in watch", "in __init__", "in main"))

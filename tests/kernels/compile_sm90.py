@@ -129,7 +129,7 @@ def attention_cases() -> Iterator[Case]:
     from octavo.kernels.decode_config import heuristic
 
     for heads, kv_heads, dim, element in [(16, 8, 128, "bf16"), (32, 8, 64, "bf16"), (8, 4, 256, "bf16"), (32, 1, 80, "bf16"),
-                                          (16, 8, 128, "fp8e4nv")]:  # fmt: skip
+                                          (32, 8, 96, "bf16"), (16, 8, 128, "fp8e4nv")]:  # fmt: skip
         config = heuristic(dim, heads // kv_heads, torch.float8_e4m3fn if element != "bf16" else torch.bfloat16)
         for fused in (False, True)[: 1 + (dim == 128)]:
             yield decode_case(element, config, heads, kv_heads, dim, element, fused)

@@ -57,7 +57,7 @@ SHAPES = [
     (FP32, heads, dim, *rest)
     for heads, dim in [((2, 2), 16), ((6, 2), 80), ((7, 1), 16)]
     for rest in [(16, None, None), (16, 140, 3.0), (128, None, 3.0), (256, 5, None)]
-] if SMALL else [
+] + [(FP32, (4, 2), dim, 16, 30, 3.0) for dim in (64, 96, 128, 256)] if SMALL else [
     (BF16, (16, 8), 128, 16, None, None),
     (BF16, (32, 8), 128, 16, None, None),
     (BF16, (32, 8), 128, 64, 1000, None),
