@@ -160,12 +160,14 @@ def interrupted(words: list[Any], when: Callable[[], bool]) -> subprocess.Comple
     command = [sys.executable, "-m", "octavo", "bench", *map(str, words)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 60
-        while not when():
-            assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-            time.sleep(0.01)
+
+        def now() -> bool:
+            assert process.poll() is None, process.communicate()
+            return when()
+
+        until(now, 120)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     finally:
         process.kill()
     return subprocess.CompletedProcess(command, process.returncode, out, err)

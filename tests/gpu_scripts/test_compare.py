@@ -166,10 +166,11 @@ def test_the_static_batches_have_their_time_from_the_start_of_their_engine_on(
     import compare as script
     import compare_parts as parts
 
-    left = []
+    left, later = [], [0.0]
+    monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later[0]))
 
     def start(self: Any, engine: Any, folder: Path) -> Any:
-        time.sleep(0.3)
+        later[0] += 1000.0
         return SimpleNamespace(marks={"version": "1"})
 
     def measure(worker: Any, sizes: Any, clock: Any) -> dict[str, Any]:
@@ -178,8 +179,8 @@ def test_the_static_batches_have_their_time_from_the_start_of_their_engine_on(
 
     monkeypatch.setattr(script.Comparison, "worker", start)
     monkeypatch.setattr(parts, "static_batches", measure)
-    words = [str(model_folder), "--out", str(tmp_path), "--only", "hf", "--part-seconds", "hf=0.2", *FAST]
-    assert script.main(words) == 0 and left[0] > 0.1
+    words = [str(model_folder), "--out", str(tmp_path), "--only", "hf", "--part-seconds", "hf=200", *FAST]
+    assert script.main(words) == 0 and left[0] > 100
 
 
 WORKER = """
