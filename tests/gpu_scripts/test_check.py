@@ -24,7 +24,7 @@ case "${!name:-ok}" in
     fail) echo "FAILED $1::test_x - assert 1 == 2"; echo "1 failed, 3 passed in 0.1s"; exit 1 ;;
     skip) echo "4 skipped in 0.1s" ;;
     crash) echo "Segmentation fault"; exit 139 ;;
-    hang) exec sleep 30 ;;
+    hang) exec sleep 300 ;;
     *) echo "4 passed, 1 skipped in 0.1s" ;;
 esac
 """
@@ -38,11 +38,11 @@ def check(tmp_path: Path, *words: str, **fakes: str) -> tuple[int, list[str], se
     (bin_folder / "python3").chmod(0o755)
     log.touch()
     path = f"{bin_folder}:{os.environ['PATH']}"
-    env = {"PATH": path, "FAKE_LOG": str(log), "OCTAVO_GPU_SITE": str(tmp_path / "site"), "CHECK_SECONDS": "2", **fakes}
+    env = {"PATH": path, "FAKE_LOG": str(log), "OCTAVO_GPU_SITE": str(tmp_path / "site"), "CHECK_SECONDS": "5" if "hang" in fakes.values() else "150", **fakes}
     models = tmp_path / "models"
     (models / "tiny").mkdir(parents=True)
     done = subprocess.run(
-        ["bash", str(SCRIPT), str(models), str(tmp_path / "out"), *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60
+        ["bash", str(SCRIPT), str(models), str(tmp_path / "out"), *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=250
     )
     assert not done.stderr, done.stderr
     return done.returncode, done.stdout.splitlines(), {word for word in log.read_text().split() if "/" in word}
