@@ -38,7 +38,8 @@ def check(tmp_path: Path, *words: str, **fakes: str) -> tuple[int, list[str], se
     (bin_folder / "python3").chmod(0o755)
     log.touch()
     path = f"{bin_folder}:{os.environ['PATH']}"
-    env = {"PATH": path, "FAKE_LOG": str(log), "OCTAVO_GPU_SITE": str(tmp_path / "site"), "CHECK_SECONDS": "5" if "hang" in fakes.values() else "150", **fakes}
+    seconds = "5" if "hang" in fakes.values() else "150"
+    env = {"PATH": path, "FAKE_LOG": str(log), "OCTAVO_GPU_SITE": str(tmp_path / "site"), "CHECK_SECONDS": seconds, **fakes}
     models = tmp_path / "models"
     (models / "tiny").mkdir(parents=True)
     done = subprocess.run(
