@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("triton") is None, 
 def _run(args: list[str], **extra: str) -> None:
     keep = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env = keep | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | extra
-    done = subprocess.run([sys.executable, *args], cwd=ROOT, env=env, capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, *args], cwd=ROOT, env=env, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
