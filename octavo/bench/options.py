@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from octavo.config import check_choices, flag, flag_name
@@ -13,6 +13,7 @@ from octavo.errors import ConfigError
 
 ENDPOINTS = {"octavo": "/v1/completions", "vllm": "/v1/completions", "openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 DATASETS = ("random", "shared-prefix", "sonnet", "sharegpt", "custom")
+OWN_FLAGS = {"random_": "random", "prefix_repetition_": "shared-prefix", "sonnet_": "sonnet", "sharegpt_": "sharegpt", "custom_": "custom"}
 METRICS = ("ttft", "tpot", "itl", "e2el")
 SLOS = ("ttft", "tpot", "e2el")
 
@@ -102,6 +103,10 @@ class DatasetOptions:
             raise ConfigError(f"--random-range-ratio must be in [0, 1), got {self.random_range_ratio}.")
         if self.input_len is not None and self.dataset_name in ("sharegpt", "custom"):
             raise ConfigError("--input-len cannot be set for prompts from a file.")
+        for field in fields(self):
+            owner = next((dataset for begin, dataset in OWN_FLAGS.items() if field.name.startswith(begin)), self.dataset_name)
+            if owner != self.dataset_name and getattr(self, field.name) != field.default:
+                raise ConfigError(f"{flag_name(field.name)} is for --dataset-name {owner}, not for {self.dataset_name}.")
         zero_is_fine = ("random_prefix_len", "sonnet_prefix_len", "prefix_repetition_prefix_len")
         for name, value in vars(self).items():
             if isinstance(value, int) and not isinstance(value, bool) and value < (0 if name in zero_is_fine else 1):
@@ -122,7 +127,7 @@ class LoadOptions:
     def __post_init__(self) -> None:
         check_rate("--request-rate", self.request_rate)
         check_at_least(self, 1, "num_prompts", "max_concurrency")
-        check_at_least(self, 0, "num_warmups")
+        check_at_least(self, 0, "num_warmups", "seed")  # Python's generators take -1 for 1
         if not self.burstiness > 0:
             raise ConfigError(f"--burstiness must be more than 0, got {self.burstiness}.")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from octavo.bench.datasets import Prompt, make_prompts, parse_records, spread
 from octavo.bench.http import HttpError
-from octavo.bench.options import DatasetOptions
+from octavo.bench.options import DatasetOptions, LoadOptions
 from octavo.bench.tokens import LocalCounter, TextMaker
 from octavo.bench.words import verse
 from octavo.errors import ConfigError, OctavoError
@@ -105,7 +105,29 @@ def test_prompts_that_would_all_be_the_same_tokens_are_not_sent(capsys: pytest.C
     assert "Token ids are sent instead" in capsys.readouterr().err
     for options in ({"prompt_format": "text"}, {"ids_allowed": False}, {"dataset_name": "sonnet"}):
         with pytest.raises(ConfigError, match="all texts would be one prompt"):
-            make(3, counter, random_input_len=40, **options)
+            make(3, counter, **options)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "option", "owner"),
+    [
+        ("sonnet", "random_input_len", "random"),
+        ("random", "sonnet_prefix_len", "sonnet"),
+        ("random", "prefix_repetition_num_prefixes", "shared-prefix"),
+        ("shared-prefix", "custom_output_len", "custom"),
+        ("random", "sharegpt_output_len", "sharegpt"),
+    ],
+)
+def test_flags_of_another_dataset_are_refused(dataset: str, option: str, owner: str) -> None:
+    flag = "--" + option.replace("_", "-")
+    with pytest.raises(ConfigError, match=f"{flag} is for --dataset-name {owner}, not for {dataset}"):
+        DatasetOptions(dataset_name=dataset, **{option: 7})
+
+
+def test_negative_seeds_are_refused() -> None:
+    """-1 would be 1."""
+    with pytest.raises(ConfigError, match="--seed must be at least 0"):
+        LoadOptions(seed=-1)
 
 
 def test_tokens_that_cannot_be_seen_are_taken_to_differ() -> None:
