@@ -21,6 +21,7 @@ import pytest
 
 from octavo.server.mock import MockEngine
 from tests.server.conftest import Running, running_server
+from tests.waiting import until
 
 ENTER = "\ue007"
 PREFERENCES = {
@@ -148,11 +149,12 @@ def test_a_phones_side_panel(firefox: Firefox, server: Running) -> None:
     """Firefox's windows are 450 pixels wide at least; the page's narrow form begins above that."""
     firefox("WebDriver:SetWindowRect", width=450, height=740)
     firefox.open(server.url + "/")
-    assert firefox.value("document.querySelector('#sidebar').inert")
+    firefox.until("document.querySelector('#sidebar').inert")
     firefox("WebDriver:ElementClick", id=firefox.element("#open-sidebar"))
     firefox.until("document.querySelector('#page').inert && document.activeElement.id === 'close-sidebar'")
-    assert firefox("WebDriver:IsElementDisplayed", id=firefox.element("#new-chat"))["value"]
+    until(lambda: firefox("WebDriver:IsElementDisplayed", id=firefox.element("#new-chat"))["value"])  # it glides in
     assert firefox.value("document.documentElement.scrollWidth <= innerWidth")
+    until(lambda: firefox.value("document.querySelector('#sidebar').getAnimations().length === 0"))
     firefox("WebDriver:ElementClick", id=firefox.element("#close-sidebar"))
     firefox.until("!document.querySelector('#page').inert")
 
