@@ -15,6 +15,7 @@ from typing import Any
 
 from octavo.bench.http import Client
 from octavo.bench.stream import Result, stream
+from octavo.garbage import no_collections
 
 
 @dataclass
@@ -98,23 +99,20 @@ async def run_load(
             tasks.append(asyncio.create_task(one(index)))
         await asyncio.gather(*tasks)
 
-    was_enabled = gc.isenabled()
     gc.collect()
-    gc.disable()  # a collection in the middle would be seen as a stall of every stream
-    cpu, run.start = process_time(), perf_counter()
-    sending = asyncio.create_task(send_all())
-    ends: list[asyncio.Task[Any]] = [sending] if stop is None else [sending, asyncio.create_task(stop.wait())]
-    try:
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        run.interrupted = not sending.done()
-        if not run.interrupted:
-            sending.result()
-    finally:
-        for task in (*ends, *tasks):
-            task.cancel()
-        await asyncio.gather(*ends, *tasks, return_exceptions=True)
-        if was_enabled:
-            gc.enable()
+    with no_collections():  # one in the middle would be seen as a stall of every stream
+        cpu, run.start = process_time(), perf_counter()
+        sending = asyncio.create_task(send_all())
+        ends: list[asyncio.Task[Any]] = [sending] if stop is None else [sending, asyncio.create_task(stop.wait())]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            run.interrupted = not sending.done()
+            if not run.interrupted:
+                sending.result()
+        finally:
+            for task in (*ends, *tasks):
+                task.cancel()
+            await asyncio.gather(*ends, *tasks, return_exceptions=True)
     run.results = [task.result() for task in tasks if not task.cancelled()]
     run.duration = max((r.end for r in run.results), default=run.start) - run.start
     run.client_cpu = process_time() - cpu

@@ -22,7 +22,7 @@ _WARMUP_LEN = 16
 
 def run_throughput(options: ThroughputOptions, dataset: DatasetOptions, engine: dict[str, Any]) -> int:
     """All prompts at once; requests and tokens a second, tokenizing included. ``engine``: keyword arguments of ``LLM``."""
-    _check_output(options.output_json)
+    report.check_writable(options.output_json)
     llm = _load(engine)
     prompts = asyncio.run(_prompts(llm, options, dataset, int(engine.get("seed", 0))))
     _check_lengths(llm, [p.input_len for p in prompts], [p.output_len or 0 for p in prompts])
@@ -40,7 +40,7 @@ def run_throughput(options: ThroughputOptions, dataset: DatasetOptions, engine: 
         f"{result['num_requests']} requests, {result['total_input_tokens']:,} tokens in and {result['total_output_tokens']:,} out, "
         f"in {elapsed:.2f} s"
     )
-    _write(result, options.output_json)
+    report.write(result, options.output_json)
     return 0
 
 
@@ -67,7 +67,7 @@ def throughput_result(elapsed: float, lengths: Sequence[tuple[int, int]]) -> dic
 
 def run_latency(options: LatencyOptions, engine: dict[str, Any]) -> int:
     """One batch, again and again: how long it takes from the call to its result. Ctrl-C reports the iterations that were done."""
-    _check_output(options.output_json)
+    report.check_writable(options.output_json)
     llm = _load({"enable_prefix_caching": False} | engine)
     _check_lengths(llm, [options.input_len], [options.output_len])
     rng = random.Random(int(engine.get("seed", 0)))
@@ -92,7 +92,7 @@ def run_latency(options: LatencyOptions, engine: dict[str, Any]) -> int:
         print(f"{percentile}% percentile latency: {value:.4f} s")
     if result["interrupted"]:
         print(f"Interrupted: these are {len(seconds)} of {options.num_iters} iterations.")
-    _write(result, options.output_json)
+    report.write(result, options.output_json)
     if result["interrupted"]:
         raise KeyboardInterrupt
     return 0
@@ -157,13 +157,3 @@ def _check_lengths(llm: Any, inputs: Sequence[int | None], outputs: Sequence[int
             f"A prompt with its output is {longest} tokens, and this model's context is {llm.max_model_len}; "
             "lower the lengths (--input-len, --output-len) or raise --max-model-len."
         )
-
-
-def _check_output(path: str | None) -> None:
-    if path is not None:
-        report.check_writable(path)
-
-
-def _write(result: dict[str, Any], path: str | None) -> None:
-    if path is not None:
-        print(f"Written: {report.save(result, path)}")

@@ -93,8 +93,11 @@ def default_filename(result: dict[str, Any], options: ReportOptions) -> str:
     return f"{options.label or result['backend']}-{result['request_rate']}qps{limit}-{model}-{result['date']}.json"
 
 
-def check_writable(path: str) -> None:
-    """Before an hour of measuring and not after it: ConfigError if no file can be written to ``path``. What is there stays as it is."""
+def check_writable(path: str | None) -> None:
+    """Before an hour of measuring and not after it: ConfigError if no file can be written to ``path``. What is there stays as it is.
+    None: nothing is to be written."""
+    if path is None:
+        return
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         if os.path.isfile(path) or os.path.isdir(path):
@@ -103,6 +106,12 @@ def check_writable(path: str) -> None:
             tempfile.TemporaryFile(dir=os.path.dirname(path) or ".").close()
     except OSError as error:
         raise ConfigError(f"Cannot write {path}: {error.strerror or error}.") from error
+
+
+def write(result: dict[str, Any], path: str | None) -> None:
+    """``save``, and say where to; None: not at all."""
+    if path is not None:
+        print(f"Written: {save(result, path)}")
 
 
 def save(result: dict[str, Any], path: str, *, append: bool = False) -> str:

@@ -57,8 +57,7 @@ def run(options: StartupOptions, engine: dict[str, Any], engine_words: Sequence[
 
     Ctrl-C, or a start that fails, reports the starts before it.
     """
-    if options.output_json is not None:
-        report.check_writable(options.output_json)
+    report.check_writable(options.output_json)
     result: dict[str, Any] = {"date": report.date(), "model": engine.get("model") or "demo", "empty_caches": options.empty_caches}
     for what in ("serve", "llm"):
         if options.what not in (what, "both"):
@@ -79,15 +78,11 @@ def run(options: StartupOptions, engine: dict[str, Any], engine_words: Sequence[
             result[what] = {"starts": starts, "stages": {name: describe([s[name] for s in starts], (90.0,)) for name in starts[0]}}
             print(startup_table(what, starts))
         if ended_by is not None:
-            _write(result, options.output_json)
+            if starts or "serve" in result:
+                report.write(result, options.output_json)
             raise ended_by
-    _write(result, options.output_json)
+    report.write(result, options.output_json)
     return 0
-
-
-def _write(result: dict[str, Any], path: str | None) -> None:
-    if path is not None and not result.keys().isdisjoint(("serve", "llm")):
-        print(f"Written: {report.save(result, path)}")
 
 
 def startup_table(what: str, starts: Sequence[dict[str, float]]) -> str:

@@ -25,7 +25,7 @@ def run(bench: ServeBench, options: SweepOptions) -> int:
     """The command. Status 1 if a request failed. Ctrl-C, or an error at a later load, reports those that were measured before."""
     plot, folder = plot_name(options.plot), bench.report.result_dir or ""
     path = os.path.join(folder, bench.report.result_filename or DEFAULT_FILENAME)
-    for name in filter(None, (path, plot and os.path.join(folder, plot))):
+    for name in (path, plot and os.path.join(folder, plot)):
         report.check_writable(name)
     loads = [point_bench(bench, options, i) for i in range(len(options.loads))]
     raise_file_limit(max(min(point.num_prompts, point.load.max_concurrency or point.num_prompts) for point in loads))

@@ -85,11 +85,8 @@ class Firefox:
         """In a sandbox that sees the page and is not bound by its policy."""
         return self("WebDriver:ExecuteScript", script=f"return {expression};", args=[])["value"]
 
-    def until(self, expression: str, seconds: float = 60) -> None:
-        end = time.monotonic() + seconds
-        while not self.value(expression):
-            assert time.monotonic() < end, expression
-            time.sleep(0.02)
+    def until(self, expression: str) -> None:
+        until(lambda: self.value(expression), every=0.02)
 
     def errors(self, url: str) -> list[str]:
         """What the browser's console has of errors on ``url``'s pages, since the start."""
@@ -154,7 +151,7 @@ def test_a_phones_side_panel(firefox: Firefox, server: Running) -> None:
     firefox.until("document.querySelector('#page').inert && document.activeElement.id === 'close-sidebar'")
     until(lambda: firefox("WebDriver:IsElementDisplayed", id=firefox.element("#new-chat"))["value"])  # it glides in
     assert firefox.value("document.documentElement.scrollWidth <= innerWidth")
-    until(lambda: firefox.value("document.querySelector('#sidebar').getAnimations().length === 0"))
+    firefox.until("document.querySelector('#sidebar').getAnimations().length === 0")
     firefox("WebDriver:ElementClick", id=firefox.element("#close-sidebar"))
     firefox.until("!document.querySelector('#page').inert")
 
