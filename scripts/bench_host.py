@@ -94,9 +94,6 @@ class HostExecutor:
         self.returned = now
         return result
 
-    def rest(self) -> None:
-        pass
-
     def forget(self) -> None:
         self.pending.clear()
 

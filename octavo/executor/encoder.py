@@ -85,9 +85,6 @@ class EncoderExecutor:
         """Nothing is captured or compiled ahead."""
         return False
 
-    def rest(self) -> None:
-        """Nothing goes on between steps."""
-
     def forget(self) -> None:
         """Drop the results of steps that were submitted and not collected."""
         self._pending.clear()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -29,62 +25,43 @@ class CapturedStep:
     output: torch.Tensor
 
 
-# How often a step that streams wait for runs without a graph before it is captured, if no thread can do that meanwhile. It takes 30 ms,
-# launching the kernels one by one 10 more than replaying them: so neither costs more than twice what was unavoidable.
-TIMES_BESIDE = 3
-
-
 class GraphPool:
     """Captures step bodies on a CUDA device; elsewhere runs them as they are (tests on the CPU).
 
     A body reads and writes fixed buffers only, and advances the rows; so it can be run again as it is. A step that comes for the first
-    time is run so, and captured when it comes again: what comes seldom is never captured. Steps with streams beside them are captured by
-    a thread, and run without a graph until it is done: capturing launches nothing, so the host goes on submitting steps, and the streams
-    wait for neither. Two threads that launch in turns, kernel by kernel, take more than twice as long, since Python's lock changes hands
-    at each; so while the host submits a step (``going_first``) the thread pauses, between two layers.
+    time is run so, and captured when it comes again: what comes seldom is never captured. Capturing takes the host as long as launching
+    the kernels one by one would, 10 to 25 ms, and nobody waits for the device, which is at work on the step before meanwhile: so it
+    costs about what running the step without a graph once more would. (A thread that captures while steps go on without a graph takes
+    ten times as long and slows them: Python's lock changes hands at every launch.)
 
-    While the thread captures, nobody may wait for the whole device or empty torch's cache: the capture would be lost, and with it the
-    means to make others, since torch does not clear up behind it. ``rest`` first. When a capture has failed no other is tried, and steps
-    go on without.
+    When a capture has failed no other is tried, and steps go on without: torch does not clear up behind it.
     """
 
     def __init__(self, rows: BatchRows) -> None:
         self.rows = rows
         self.on_gpu = rows.device.type == "cuda"
-        self.has_room: Callable[[], bool] = lambda: True  # for a graph, and for what steps allocate while one is captured
         self.steps: dict[Hashable, CapturedStep] = {}
         self._ran: Counter[Hashable] = Counter()  # without a graph: their kernels are compiled, their workspaces made
         self._reserved: torch.cuda.CUDAGraph | None = None
-        self._thread: ThreadPoolExecutor | None = None
-        self._thread_id: int | None = None
-        self._behind: tuple[Hashable, Future[CapturedStep]] | None = None  # what the thread captures
-        self._free = threading.Event()  # the host submits nothing
-        self._free.set()
         self.refused: Exception | None = None  # why a capture has failed: no more of them
         self._failed: list[torch.cuda.CUDAGraph] = []  # torch's allocators may go on asking them which streams they capture
         if self.on_gpu:
             self.pool = torch.cuda.graph_pool_handle()
             self.stream = torch.cuda.Stream(rows.device)
 
-    def run(self, key: Hashable, body: Callable[[], torch.Tensor], beside: bool = False) -> torch.Tensor:
-        """The body's output, by replaying what was captured under ``key``, or by running it. ``beside``: streams wait for the step."""
+    def run(self, key: Hashable, body: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The body's output, by replaying what was captured under ``key``, or by running it."""
         if not self.on_gpu:
             return body()
-        busy = self.busy()
         step = self.steps.get(key)
+        if step is None and key in self._ran and not self.refused:
+            with suppress(RuntimeError):  # nothing was launched: run it instead
+                step = self.capture(key, body)
         if step is None:
-            ran = self._ran[key]
-            now = ran > 0 and not busy and not self.refused
-            if now and beside:
-                now = not self._capture_behind(key, body) and ran >= TIMES_BESIDE
-            if now:
-                with suppress(RuntimeError):  # nothing was launched: run it instead
-                    step = self.capture(key, body)
-            if step is None:
-                output = body()
-                self._ran[key] += 1
-                logger.debug("step %s ran without a graph, %d times", key, self._ran[key])
-                return output
+            output = body()
+            self._ran[key] += 1
+            logger.debug("step %s ran without a graph, %d times", key, self._ran[key])
+            return output
         step.graph.replay()
         return step.output
 
@@ -107,35 +84,23 @@ class GraphPool:
         self._reserved = graph  # as long as it lives, the pool keeps the memory
 
     def capture(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep:
-        """Record the body, here and now."""
-        self._take(wait=True)
-        self._run_once(key, body)
+        """Record a body that ran before. Raises what went wrong; then no more are captured."""
         try:
             step = self.steps[key] = self._record(key, body)
         except Exception as error:
-            self._refuse(error)
+            self.refused = error.with_traceback(None)  # whose frames hold tensors
+            logger.warning("Steps are not captured any more, and slower where they were not yet: %s: %s", type(error).__name__, error)
             raise
-        del self._ran[key]
+        self._ran.pop(key, None)
         return step
 
-    def capture_ahead(self, key: Hashable, body: Callable[[], torch.Tensor]) -> None:
-        """Record a body that was not asked for yet, by the thread if it may. Not while it is ``busy``, nor with a step in flight."""
-        self._run_once(key, body)
-        if not self._capture_behind(key, body):
-            self.capture(key, body)
+    def prepare(self, key: Hashable, body: Callable[[], torch.Tensor]) -> None:
+        """Do half of what it takes until a body that was not asked for yet is captured. With no step in flight.
 
-    def busy(self) -> bool:
-        """Whether the thread is capturing."""
-        self._take()
-        return self._behind is not None
-
-    def rest(self) -> None:
-        """Wait for the thread: nothing is being captured now, nor will be before the next step."""
-        self._take(wait=True)
-
-    def _run_once(self, key: Hashable, body: Callable[[], torch.Tensor]) -> None:
-        """A body that never ran is run (compiles kernels, sizes workspaces), and what that did to the rows undone."""
+        First it is run (compiles kernels, sizes workspaces), and what that did to the rows undone; then it is captured.
+        """
         if key in self._ran:
+            self.capture(key, body)
             return
         rows = self.rows
         saved = (rows.last_token.clone(), rows.num_computed.clone())
@@ -143,74 +108,6 @@ class GraphPool:
         rows.last_token.copy_(saved[0])
         rows.num_computed.copy_(saved[1])
         self._ran[key] = 1
-
-    @contextmanager
-    def going_first(self) -> Iterator[None]:
-        """Meanwhile the thread pauses when it next asks. Without room for a step it is waited for: torch returns nothing that it caches
-        while a capture goes on, so an allocation that fails would have no second try."""
-        if self.busy() and not self.has_room():
-            self.rest()
-        try:
-            self._free.clear()
-            yield
-        finally:
-            self._free.set()
-
-    def in_thread(self) -> bool:
-        """Is it the thread that calls?"""
-        return threading.get_ident() == self._thread_id
-
-    def give_way(self) -> None:
-        """For the thread: wait while the host submits a step."""
-        self._free.wait()
-
-    def _capture_behind(self, key: Hashable, body: Callable[[], torch.Tensor]) -> bool:
-        """Have the thread record the body; False if it must not, and the host may instead."""
-        if not self.has_room():
-            return False
-        if self._thread is None:
-            # the thread keeps what begins it: with ``self`` in it, an engine that was only dropped would never be freed
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="capture", initializer=_start_thread, initargs=(weakref.ref(self),))
-        try:
-            self._behind = key, self._thread.submit(self._record, key, body)
-        except RuntimeError as error:  # no thread to be had: too many of them, or Python is ending
-            self._refuse(error)
-        return True
-
-    def _start_thread(self) -> None:
-        """The libraries' handles are a thread's own, and making them is not allowed in a capture."""
-        self._thread_id = threading.get_ident()
-        torch.cuda.set_device(self.rows.device)
-        with torch.cuda.stream(self.stream):
-            for dtype in (torch.bfloat16, torch.float16, torch.float32):
-                ones = torch.ones(16, 16, dtype=dtype, device=self.rows.device)
-                torch.addmm(ones[0], ones, ones)
-                torch.mm(ones, ones)
-
-    def _take(self, wait: bool = False) -> None:
-        """Put what the thread has captured among the steps, if it is done."""
-        if self._behind is None or not (wait or self._behind[1].done()):
-            return
-        if wait:
-            self._free.set()  # whoever waits for it submits nothing
-            futures.wait([self._behind[1]])
-        (key, future), self._behind = self._behind, None
-        try:
-            self.steps[key] = future.result()
-            del self._ran[key]
-        except Exception as error:  # noqa: BLE001 (whatever it is, steps go on without a graph)
-            self._refuse(error)
-
-    def _refuse(self, error: Exception) -> None:
-        self.refused = error.with_traceback(None)  # whose frames hold tensors
-        logger.warning("Steps are not captured any more, and slower where they were not yet: %s: %s", type(error).__name__, error)
-
-    def close(self) -> None:
-        """Wait for the thread and end it; steps can be run and captured all the same."""
-        self._take(wait=True)
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = self._thread_id = None  # another thread may get the number
 
     @torch.inference_mode()
     def _record(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep:
@@ -220,7 +117,7 @@ class GraphPool:
             output = body()
             ran = time.perf_counter()
         parts = (ran - begun) * 1e3, (time.perf_counter() - ran) * 1e3
-        logger.debug("captured step graph %s in thread %s: run %.0f ms, made %.0f ms", key, threading.current_thread().name, *parts)
+        logger.debug("captured step graph %s: run %.0f ms, made %.0f ms", key, *parts)
         return CapturedStep(graph, output)
 
     @contextmanager
@@ -250,11 +147,6 @@ class GraphPool:
                     generator = torch.cuda.default_generators[self.rows.device.index]
                     generator.graphsafe_set_state(generator.clone_state())
                 raise
-
-
-def _start_thread(pool: weakref.ref[GraphPool]) -> None:
-    if (found := pool()) is not None:
-        found._start_thread()
 
 
 def round_up(count: int, sizes: Sequence[int]) -> int:

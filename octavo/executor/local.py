@@ -8,7 +8,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -147,24 +146,19 @@ class LocalExecutor:
         if not on_cpu:  # steps captured when they are asked for shall find room, too
             free, total = torch.cuda.mem_get_info(self.device)
             self._least_free = free - graph_bytes(total) * 3 // 4
-            if self.runner.graphs is not None:
-                self.runner.graphs.pool.has_room = lambda: torch.cuda.mem_get_info(self.device)[0] >= self._step_bytes
         self.steps_ahead = env.steps_ahead(0 if on_cpu else 1)
         self._pending: deque[PendingStep] = deque()
-        self._going_first = nullcontext if self.runner.graphs is None else self.runner.graphs.pool.going_first
 
     def submit(self, plan: StepPlan) -> None:
         try:
-            with self._going_first():
-                self._pending.append(self.runner.execute(plan))
+            self._pending.append(self.runner.execute(plan))
         except (RuntimeError, MemoryError):
             with explained(f"in a step of {plan.num_tokens} tokens", self._describe):
                 raise
 
     def sample(self, masks: TokenMasks) -> None:
         try:
-            with self._going_first():
-                self.runner.sample(self._pending[-1], masks)
+            self.runner.sample(self._pending[-1], masks)
         except (RuntimeError, MemoryError):
             with explained("while tokens were drawn", self._describe):
                 raise
@@ -191,15 +185,8 @@ class LocalExecutor:
         """Drop the results of steps that were submitted and not collected."""
         self._pending.clear()
 
-    def rest(self) -> None:
-        """Until the next step, others in this process may use the device as if it were theirs: wait for it, capture, empty caches."""
-        if self.runner.graphs is not None:
-            self.runner.graphs.pool.rest()
-
     def shutdown(self) -> None:
         self._pending.clear()
-        if self.runner.graphs is not None:
-            self.runner.graphs.pool.close()
         self.runner.swap = None  # gives its memory back, for which it waits for the device
         self.kernels.stop()
 
@@ -226,7 +213,6 @@ class LocalExecutor:
         budget = config.token_budget(max_model_len, "cuda")
         peak = step_peak_bytes(self.runner, token_budget=budget, max_rows=config.rows)
         free, total = torch.cuda.mem_get_info(self.device)
-        self._step_bytes = peak
         logger.debug("a step needs up to %.2f GiB beside weights and KV cache", peak / 2**30)
         graphs = 0 if self.runner.graphs is None else graph_bytes(total)
         return int(total * config.gpu_memory_utilization) - (total - free) - peak - graphs

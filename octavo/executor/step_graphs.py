@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from octavo.attention.base import AttentionBackend, AttentionLayerSpec, AttentionMetadata, ForwardContext
+from octavo.attention.base import AttentionMetadata, ForwardContext
 from octavo.executor.graph_pool import GraphPool, round_up
 from octavo.executor.step_sizes import GRAPH_PROMPT_TOKENS, MAX_PROMPTS, askable_sizes, decode_sizes, mixed_decodes, prompt_sizes
 from octavo.kernels.token_bitmask import apply_token_bitmask
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from octavo.executor.model_runner import ModelRunner
 
 LOGITS = "logits"  # stop after the logits: the sampler goes on eagerly (penalties, masks, log-probabilities …)
-AHEAD_TOKENS = 1024  # prompt tokens of steps that are captured before they are asked for
+AHEAD_TOKENS = 2048  # prompt tokens of steps that are captured before they are asked for
 
 
 class StepGraphs:
@@ -80,22 +80,19 @@ class StepGraphs:
     # -- ahead of time ----------------------------------------------------------------------------------------------------
 
     def capture_next(self) -> bool:
-        """Begin to capture a step that is likely to be asked for; False when there is none left. No step may be in flight.
+        """Do a little, some 10 to 25 ms, towards capturing a step that is likely to be asked for; False when there is none left. No step
+        may be in flight.
 
-        A step that is captured when it is asked for makes its streams wait for some ten milliseconds, or runs without a graph meanwhile.
+        A step that is captured when it is asked for makes its streams wait as long, twice.
         """
-        if not self.pool.on_gpu:
-            return False
-        if self.pool.busy():
-            return True
-        if self.pool.refused:
+        if not self.pool.on_gpu or self.pool.refused:
             return False
         for key, body in self._steps_ahead():
             if key not in self.pool.steps:
                 self._set_rows([])
                 if key[0] == "mixed":
                     self._fill_prompt_inputs(self._upload_prompts([], key[2], MAX_PROMPTS))
-                self.pool.capture_ahead(key, body)
+                self.pool.prepare(key, body)
                 return True
         return False
 
@@ -197,7 +194,7 @@ class StepGraphs:
         packed = self._upload_prompts(prompts, sizes[1], sizes[2])
         if captured:
             self._fill_prompt_inputs(packed)
-            tokens = self.pool.run(("mixed", *sizes, mode), partial(self._mixed_body, *sizes, mode), bool(decodes))
+            tokens = self.pool.run(("mixed", *sizes, mode), partial(self._mixed_body, *sizes, mode))
         else:  # so many tokens that launching them one by one takes the host less than they take the device
             tokens = self._mixed_body(*sizes, mode, packed, max(p.count for p in prompts))
         drawn = [sizes[0] + i for i, p in enumerate(prompts) if p.sample_rows]
@@ -297,20 +294,7 @@ class StepGraphs:
             extra=extra,
         )
         runner.backend.prepare(metadata)
-        backend = Pausing(runner.backend, self.pool) if self.pool.in_thread() else runner.backend
-        return runner.model(token_ids, ForwardContext(metadata, backend, runner.kv_caches))
-
-
-class Pausing:
-    """The backend, for the thread that captures: before each layer's attention it lets the host's own launches go first."""
-
-    def __init__(self, backend: AttentionBackend, pool: GraphPool) -> None:
-        self.name, self.make_kv_cache, self.prepare = backend.name, backend.make_kv_cache, backend.prepare
-        self._backend, self._pool = backend, pool
-
-    def forward(self, qkv: torch.Tensor, layer: AttentionLayerSpec, kv_cache: Any, context: ForwardContext) -> torch.Tensor:
-        self._pool.give_way()
-        return self._backend.forward(qkv, layer, kv_cache, context)
+        return runner.model(token_ids, ForwardContext(metadata, runner.backend, runner.kv_caches))
 
 
 def split_mixed(plan: StepPlan) -> tuple[list[int], list[Advance]] | None:

@@ -217,15 +217,13 @@ class LLM(Embedding):
 
     @contextlib.contextmanager
     def _batch(self) -> Iterator[None]:
-        """A turn at the engine, for what adds requests and steps until they have ended. Afterwards the device is the caller's."""
+        """A turn at the engine, for what adds requests and steps until they have ended."""
         with self._turn:
             try:
                 yield
             except BaseException:  # Ctrl-C too, in the middle of a step: the next call starts from nothing
                 self.engine.abandon()
                 raise
-            finally:
-                self.executor.rest()
 
     def _loop(self, states: dict[str, RequestOutputs], results: dict[str, RequestOutput], use_tqdm: bool) -> None:
         bar = _ProgressBar(len(states)) if use_tqdm else None

@@ -42,17 +42,17 @@ def profile(requests: RandomRequests, batch: int, context: int, prompt: int) -> 
     requests.step(-(-batch * context // 8192) + 25)  # past every prompt
     for _ in range(4 if prompt else 0):
         step()
-    requests.synchronize()
+    torch.cuda.synchronize()
     begun = time.perf_counter()
     for _ in range(STEPS):
         step()
-    requests.synchronize()
+    torch.cuda.synchronize()
     wall = (time.perf_counter() - begun) / STEPS * 1e6
     took, gap = step_and_gap(requests, step)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
         for _ in range(STEPS):
             step()
-        requests.synchronize()
+        torch.cuda.synchronize()
     times: dict[str, list[float]] = defaultdict(list)
     for event in prof.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
@@ -86,7 +86,7 @@ def step_and_gap(requests: RandomRequests, step: Callable[[], None]) -> tuple[fl
     for _ in range(STEPS):
         step()
     pool.run = run
-    requests.synchronize()
+    torch.cuda.synchronize()
     took = sorted(before.elapsed_time(after) for before, after in marks)
     gaps = sorted(first[1].elapsed_time(second[0]) for first, second in zip(marks[1:], marks[2:], strict=False))
     return took[len(took) // 2] * 1e3, gaps[len(gaps) // 2] * 1e3

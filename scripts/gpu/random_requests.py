@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-import torch
-
 from octavo import LLM, SamplingParams
 from octavo.frontend.inputs import parse_prompts
 
@@ -30,11 +28,6 @@ class RandomRequests:
     def step(self, count: int = 1) -> None:
         for _ in range(count):
             self.llm.engine.step()
-
-    def synchronize(self) -> None:
-        """Wait until no step is being captured, which waiting for the device would spoil, and for that."""
-        self.llm.executor.rest()
-        torch.cuda.synchronize()
 
     def end_all(self) -> None:
         self.llm.engine.abort_all()

@@ -38,7 +38,7 @@ class Meter:
         self.marks.append(((counts.count(1), prompt_tokens), before, after))
 
     def take(self) -> dict[tuple[int, int], list[float]]:
-        self.requests.synchronize()
+        torch.cuda.synchronize()
         times = defaultdict(list)
         for key, before, after in self.marks:
             times[key].append(before.elapsed_time(after))

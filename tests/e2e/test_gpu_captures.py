@@ -31,7 +31,7 @@ Make = Callable[[], Any]
 
 @pytest.fixture(scope="module")
 def make_llm(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """An engine whose prompts come in many steps of one size, beside decodes: those that a thread captures."""
+    """An engine whose prompts come in many steps of one size, beside decodes."""
     from octavo import LLM
 
     folder = str(mixtures.make_model(tmp_path_factory.mktemp("models") / "qwen3"))
@@ -55,18 +55,11 @@ def graphs(llm: Any) -> Any:
     return llm.executor.runner.graphs.pool
 
 
-def ask_until(llm: Any, condition: Callable[[], Any]) -> None:
-    for seed in range(40):
-        if condition():
-            return
-        ask(llm, seed)
-    pytest.fail("none of many steps was captured by a thread")
-
-
 def use(llm: Any, before: int) -> weakref.ref[Any]:
-    """Until a thread has begun to capture; returns the graphs' pool, which nothing here holds any more."""
+    """Returns the graphs' pool, which nothing here holds any more."""
     pool = graphs(llm)
-    ask_until(llm, lambda: pool._thread is not None)
+    ask(llm)
+    assert any(key[0] == "mixed" and key[1] > 0 for key in pool.steps)
     assert torch.cuda.memory_reserved() - before > KV_MIB * MIB
     return weakref.ref(pool)
 
@@ -86,19 +79,17 @@ def test_a_spoilt_capture_costs_graphs_and_not_the_engine(make_llm: Make, caplog
     llm = make_llm()
     pool = graphs(llm)
     expected = ask(llm)
-    pool.rest()
     pool.steps.clear()
-    pool.give_way = torch.cuda.synchronize  # between two layers, in the thread that captures
-    ask_until(llm, lambda: pool.refused)
-    assert caplog.text.count("Steps are not captured any more") == 1
-    for _ in range(2):
+    record = pool._record
+    pool._record = lambda key, body: record(key, lambda: (torch.cuda.synchronize(), body())[1])
+    for _ in range(3):
         assert ask(llm) == expected
+    assert pool.refused and caplog.text.count("Steps are not captured any more") == 1
     assert torch.rand(2, device="cuda").shape == (2,)
     torch.cuda.empty_cache()
     llm.shutdown()
     other = make_llm()
     assert ask(other) == expected
-    graphs(other).rest()
     assert graphs(other).steps and not graphs(other).refused
     other.shutdown()
 
@@ -107,7 +98,6 @@ def test_who_waits_for_the_device_from_another_thread_disturbs_no_answer(make_ll
     """It may cost a capture, and with it those to come."""
     llm = make_llm()
     expected = ask(llm)
-    graphs(llm).rest()
     graphs(llm).steps.clear()
     done = threading.Event()
 

@@ -102,7 +102,6 @@ def test_greedy_equals_transformers(
         assert llm.engine.stats().prefix_cache_hits > 0
     if not options.get("enforce_eager"):
         pool = llm.executor.runner.graphs.pool
-        pool.close()  # waits for its thread
         assert not pool.refused
         if options.get("max_num_batched_tokens"):  # prompts come in many steps of one size, beside decodes
             beside = [key for key in pool.steps if key[0] == "mixed" and key[1] > 0]

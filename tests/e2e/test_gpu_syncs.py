@@ -60,7 +60,6 @@ def watched(executor: Any, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
 
         return call
 
-    executor.rest()
     torch.cuda.synchronize()
     for half in ("submit", "sample"):
         if hasattr(executor, half):

@@ -1,78 +1,52 @@
-"""When a captured step is captured, and by whom. What capturing does needs a GPU (tests/e2e/test_gpu_engine.py); here it is noted."""
+"""When a captured step is captured. What capturing does needs a GPU (tests/e2e/test_gpu_engine.py); here it is noted."""
 
 from __future__ import annotations
 
 import gc
-import random
-import threading
-import time
-import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from octavo.executor.graph_pool import TIMES_BESIDE, CapturedStep, GraphPool
-from octavo.executor.local import LocalExecutor
+from octavo.executor.graph_pool import CapturedStep, GraphPool
 from octavo.executor.step_graphs import StepGraphs
-
-MAIN = threading.current_thread()
 
 
 class Pool(GraphPool):
-    """A pool whose captures run nothing, its thread's when they are let, and whose graphs note their replays."""
+    """A pool whose captures run nothing, and whose graphs note their replays."""
 
     def __init__(self) -> None:
         super().__init__(SimpleNamespace(device=torch.device("cpu"), last_token=torch.zeros(1), num_computed=torch.zeros(1)))  # type: ignore[arg-type]
         self.on_gpu = True
         self.seen: list[str] = []
-        self.let = threading.Event()
-        self.error: Exception | None = None
-
-    def _start_thread(self) -> None:
-        assert threading.current_thread() is not MAIN
-        self._thread_id = threading.get_ident()
+        self.error: BaseException | None = None
 
     def _record(self, key: Any, body: Callable[[], torch.Tensor]) -> CapturedStep:
-        assert self.in_thread() == (threading.current_thread() is not MAIN)
-        if self.in_thread():
-            assert self.let.wait(10)
-            self.give_way()
         if self.error is not None:
             raise self.error
         self.seen.append(f"capture {key}")
         graph: Any = SimpleNamespace(replay=lambda: self.seen.append(f"replay {key}"))
         return CapturedStep(graph, torch.zeros(1))
 
-    def ask(self, key: str, beside: bool = False) -> None:
-        def body() -> torch.Tensor:
+    def body(self, key: str) -> Callable[[], torch.Tensor]:
+        def run() -> torch.Tensor:
             self.seen.append(f"run {key}")
+            self.rows.last_token += 1
             return torch.ones(1)
 
-        output = self.run(key, body, beside)
-        assert float(output) == (1.0 if self.seen[-1].startswith("run") else 0.0)
+        return run
 
-    def finish(self) -> None:
-        """Let the thread capture, and wait until it has."""
-        assert self._behind is not None
-        self.let.set()
-        self._behind[1].exception(10)
-        self.let.clear()
+    def ask(self, key: str) -> None:
+        output = self.run(key, self.body(key))
+        assert float(output) == (1.0 if self.seen[-1].startswith("run") else 0.0)
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
-    made = Pool()
-    yield made
-    made.let.set()
-    made.close()
+def pool() -> Pool:
+    return Pool()
 
 
 def test_a_step_is_run_the_first_time_captured_the_second_and_replayed_from_then_on(pool: Pool) -> None:
@@ -81,121 +55,28 @@ def test_a_step_is_run_the_first_time_captured_the_second_and_replayed_from_then
     assert pool.seen == ["run a", "run b", "capture a", "replay a", "replay a", "capture b", "replay b"]
 
 
-def test_with_streams_beside_it_runs_without_a_graph_while_a_thread_captures(pool: Pool) -> None:
-    for _ in range(6):
-        pool.ask("a", beside=True)
-    assert pool.seen == ["run a"] * 6
-    pool.finish()
-    pool.ask("a", beside=True)
-    assert pool.seen[6:] == ["capture a", "replay a"]
-
-
-def test_while_the_thread_captures_no_other_step_is_captured(pool: Pool) -> None:
-    for key in "aabb":
-        pool.ask(key, beside=True)
-    pool.ask("c")
-    pool.ask("c")
-    assert pool.seen == [f"run {key}" for key in "aabbcc"]
-    pool.finish()
-    pool.ask("c")
-    pool.ask("b", beside=True)
-    assert pool.seen[6:] == ["capture a", "capture c", "replay c", "run b"]
-    pool.finish()
-    pool.ask("b", beside=True)
-    pool.ask("a", beside=True)
-    assert pool.seen[10:] == ["capture b", "replay b", "replay a"]
-
-
-def test_without_room_for_the_thread_the_capture_is_put_off(pool: Pool) -> None:
-    pool.has_room = lambda: False
-    for _ in range(TIMES_BESIDE + 2):
-        pool.ask("a", beside=True)
-    assert pool.seen == ["run a"] * TIMES_BESIDE + ["capture a", "replay a", "replay a"]
-
-
-def test_when_the_threads_capture_fails_steps_go_on_and_it_is_not_tried_again(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
-    pool.error = RuntimeError("no memory for it")
-    pool.ask("a", beside=True)
-    pool.ask("a", beside=True)
-    pool.finish()
-    pool.ask("a", beside=True)
-    assert "no memory for it" in caplog.text
-    for _ in range(TIMES_BESIDE + 2):
-        pool.ask("b", beside=True)
-        pool.ask("c")
-    assert pool.seen == ["run a"] * 3 + ["run b", "run c"] * (TIMES_BESIDE + 2)
-    assert pool._behind is None
-
-
-def test_when_the_hosts_capture_fails_the_step_is_run(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
+def test_when_a_capture_fails_the_step_is_run_and_it_is_not_tried_again(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
     pool.ask("a")
     pool.ask("a")
     pool.error = RuntimeError("no memory for it")
-    for _ in range(3):
-        pool.ask("b")
-    assert pool.seen == ["run a", "capture a", "replay a", "run b", "run b", "run b"]
+    for key in "bbbcc":
+        pool.ask(key)
+    assert pool.seen == ["run a", "capture a", "replay a", "run b", "run b", "run b", "run c", "run c"]
     assert caplog.text.count("no memory for it") == 1
     pool.ask("a")
-    assert pool.seen[6:] == ["replay a"]
+    assert pool.seen[8:] == ["replay a"]
     with pytest.raises(RuntimeError, match="no memory for it"):
-        pool.capture("c", lambda: torch.ones(1))
+        pool.capture("d", pool.body("d"))
 
 
-def test_without_a_thread_to_be_had_steps_go_on(pool: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    for _ in range(TIMES_BESIDE + 2):
-        pool.ask("a", beside=True)
-    assert pool.seen == ["run a"] * (TIMES_BESIDE + 2) and caplog.text.count("can't start") == 1
-
-
-def test_when_the_thread_cannot_begin_steps_go_on(pool: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def start() -> None:
-        raise RuntimeError("no handle for you")
-
-    monkeypatch.setattr(pool, "_start_thread", start)
-    for _ in range(2):
-        pool.ask("a", beside=True)
-    pool.rest()
-    for _ in range(TIMES_BESIDE):
-        pool.ask("a", beside=True)
-    assert pool.seen == ["run a"] * (TIMES_BESIDE + 2) and "no handle for you" in caplog.text and pool.refused
-
-
-def test_what_is_captured_ahead_waits_for_the_thread(pool: Pool) -> None:
-    pool.ask("a", beside=True)
-    pool.ask("a", beside=True)
-    threading.Timer(0.05, pool.let.set).start()
-    pool.capture("b", lambda: torch.ones(1))
-    assert pool.seen[2:] == ["capture a", "capture b"]
-    pool.ask("a", beside=True)
-    assert pool.seen[4:] == ["replay a"]
-
-
-def test_closing_waits_and_what_was_captured_is_there(pool: Pool) -> None:
-    pool.ask("a", beside=True)
-    pool.ask("a", beside=True)
-    threading.Timer(0.05, pool.let.set).start()
-    pool.close()
-    pool.ask("a", beside=True)
-    assert pool.seen == ["run a", "run a", "capture a", "replay a"]
-
-
-def test_a_pool_that_is_only_dropped_is_freed_and_its_thread_ends() -> None:
-    pool = Pool()
-    for _ in range(2):
-        pool.ask("a", beside=True)
-    pool.finish()
-    pool.rest()
-    assert pool._thread is not None
-    (thread,) = pool._thread._threads
-    left = weakref.ref(pool)
-    del pool
-    gc.collect()
-    thread.join(10)
-    assert left() is None and not thread.is_alive()
+def test_a_capture_that_is_broken_off_is_made_later(pool: Pool) -> None:
+    pool.ask("a")
+    pool.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        pool.ask("a")
+    pool.error = None
+    pool.ask("a")
+    assert pool.seen == ["run a", "capture a", "replay a"] and not pool.refused
 
 
 def test_a_step_whose_first_run_failed_is_run_again(pool: Pool) -> None:
@@ -209,165 +90,16 @@ def test_a_step_whose_first_run_failed_is_run_again(pool: Pool) -> None:
 
 
 def test_ahead_of_time_a_step_is_run_before_it_is_captured(pool: Pool) -> None:
-    def body() -> torch.Tensor:
-        pool.seen.append("run a")
-        pool.rows.last_token += 1
-        return torch.ones(1)
-
-    pool.capture("a", body)
+    pool.prepare("a", pool.body("a"))
     assert float(pool.rows.last_token) == 0.0  # undone
-    pool.run("a", body)
-    assert pool.seen == ["run a", "capture a", "replay a"]
-
-
-def test_ahead_of_time_the_thread_captures_what_the_host_has_run(pool: Pool) -> None:
-    def body() -> torch.Tensor:
-        assert not pool.in_thread()
-        pool.seen.append("run a")
-        pool.rows.num_computed += 1
-        return torch.ones(1)
-
-    pool.capture_ahead("a", body)
-    assert pool.busy() and float(pool.rows.num_computed) == 0.0
-    pool.finish()
-    assert not pool.busy()
-    pool.has_room = lambda: False
-    pool.capture_ahead("b", lambda: torch.ones(1))
-    assert not pool.busy()
+    assert pool.seen == ["run a"]
+    pool.prepare("a", pool.body("a"))
+    assert pool.seen == ["run a", "capture a"]
+    pool.ask("b")
+    pool.prepare("b", pool.body("b"))
     pool.ask("a")
     pool.ask("b")
-    assert pool.seen == ["run a", "capture a", "capture b", "replay a", "replay b"]
-
-
-def test_the_thread_pauses_while_the_host_submits(pool: Pool) -> None:
-    pool.ask("a", beside=True)
-    pool.ask("a", beside=True)
-    with pytest.raises(RuntimeError, match="out of memory"), pool.going_first():
-        pool.let.set()
-        time.sleep(0.05)
-        pool.ask("a", beside=True)
-        assert pool.seen == ["run a"] * 3
-        raise RuntimeError("out of memory")
-    pool.finish()
-    pool.ask("a", beside=True)
-    assert pool.seen[3:] == ["capture a", "replay a"]
-
-
-def test_without_room_for_a_step_the_thread_is_waited_for(pool: Pool) -> None:
-    asked: list[bool] = []
-    pool.has_room = lambda: asked.append(True) or len(asked) < 3  # type: ignore[func-returns-value]
-    pool.ask("a", beside=True)
-    pool.ask("a", beside=True)
-    with pool.going_first():
-        pool.ask("a", beside=True)
-    assert pool.seen == ["run a"] * 3 and pool.busy()
-    threading.Timer(0.05, pool.let.set).start()
-    with pool.going_first():
-        pool.ask("a", beside=True)
-    assert pool.seen[3:] == ["capture a", "replay a"] and len(asked) == 3
-    with pool.going_first():  # nothing goes on: no need to ask
-        pool.ask("a", beside=True)
-    assert len(asked) == 3
-
-
-def test_whoever_waits_for_the_thread_lets_it_go_on(pool: Pool) -> None:
-    pool.ask("a", beside=True)
-    pool.ask("a", beside=True)
-    pool.let.set()
-    with pool.going_first():
-        pool.rest()
-    assert pool.seen[2:] == ["capture a"] and not pool.busy()
-
-
-def test_a_wait_that_is_broken_off_leaves_the_thread_known(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool.ask("a", beside=True)
-    pool.ask("a", beside=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(futures, "wait", lambda fs: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            pool.rest()
-    assert pool.busy()
-    pool.let.set()
-    pool.rest()
-    pool.ask("a", beside=True)
-    assert pool.seen[2:] == ["capture a", "replay a"]
-
-
-def test_a_later_thread_is_not_taken_for_the_one_that_captured(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thread numbers come again: one that submits steps would wait for itself."""
-    pool.ask("a", beside=True)
-    pool.ask("a", beside=True)
-    pool.let.set()
-    pool.rest()
-    number = pool._thread_id
-    pool.close()
-    with monkeypatch.context() as patch:
-        patch.setattr(threading, "get_ident", lambda: number)
-        assert not pool.in_thread()
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32))
-def test_whatever_comes_when(seed: int) -> None:
-    """Keys in any order, the thread as slow as can be: each step's output is its own, one capture at a time and one a key, and what
-    comes often is captured in the end."""
-    rng = random.Random(seed)
-    pool = Pool()
-    tight = False  # if it came at random, most would wait for the thread
-    pool.has_room = lambda: not tight
-    record, recording, known = pool._record, threading.Lock(), set[str]()
-
-    def one_at_a_time(key: Any, body: Callable[[], torch.Tensor]) -> CapturedStep:
-        assert recording.acquire(blocking=False), "two captures at once"
-        try:
-            return record(key, body)
-        finally:
-            recording.release()
-
-    pool._record = one_at_a_time  # type: ignore[method-assign]
-    keys = [f"{name}{i}" for i in range(rng.randint(1, 4)) for name in "db"]  # b: with streams beside
-
-    def ask(key: str) -> None:
-        before = len(pool.seen)
-        with pool.going_first():
-            pool.ask(key, beside=key[0] == "b")
-        assert pool.seen[-1] in (f"run {key}", f"replay {key}")
-        assert [e for e in pool.seen[before:] if not e.startswith("capture")] == pool.seen[-1:]
-        assert pool.seen[-1].startswith("replay") or key not in known
-        known.update(pool.steps)
-
-    try:
-        for _ in range(rng.randint(0, 60)):
-            tight = rng.random() < 0.1
-            match rng.randrange(8):
-                case 0 if pool._behind is not None:
-                    pool.finish()
-                case _ if tight and pool._behind is not None:
-                    pool.let.set()
-                    ask(rng.choice(keys))
-                    pool.let.clear()
-                case 1 if not pool.busy() and (missing := [key for key in keys if key not in pool.steps]):
-                    pool.capture_ahead(rng.choice(missing), lambda: torch.ones(1))
-                case 2:
-                    pool.let.set()
-                    pool.rest() if rng.random() < 0.8 else pool.close()
-                    pool.let.clear()
-                case _:
-                    ask(rng.choice(keys))
-        pool.let.set()
-        tight = rng.random() < 0.5
-        for _ in range(TIMES_BESIDE + 1):
-            for key in keys:
-                ask(key)
-                pool.rest()
-        for key in keys:
-            ask(key)
-            assert pool.seen[-1] == f"replay {key}"
-        captures = Counter(event for event in pool.seen if event.startswith("capture"))
-        assert set(captures.values()) == {1} and len(captures) == len(keys) and not pool.refused
-    finally:
-        pool.let.set()
-        pool.close()
+    assert pool.seen[2:] == ["run b", "capture b", "replay a", "replay b"]
 
 
 # -- what is asked of torch ---------------------------------------------------------------------------------------------------
@@ -395,7 +127,7 @@ class Graph:
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[GraphPool, list[Graph], list[Any]]]:
+def recorder(monkeypatch: pytest.MonkeyPatch) -> tuple[GraphPool, list[Graph], list[Any]]:
     """A pool that captures in earnest, on a device that isn't there; the graphs it makes; the pools whose captures it ends by force,
     and states of torch's generator that it sets."""
     graphs: list[Graph] = []
@@ -417,9 +149,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[GraphPool, list[
     monkeypatch.setattr(torch.cuda, "CUDAGraph", make)
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda device, handle: ended.append((device, handle)), raising=False)
-    monkeypatch.setattr(pool, "_start_thread", lambda: setattr(pool, "_thread_id", threading.get_ident()))
-    yield pool, graphs, ended
-    pool.close()
+    return pool, graphs, ended
 
 
 def test_a_capture_begins_and_ends(recorder: tuple[GraphPool, list[Graph], list[Any]]) -> None:
@@ -454,14 +184,13 @@ class Old:
         self.seen.append("destroyed")
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_no_garbage_is_collected_in_a_capture(recorder: tuple[GraphPool, list[Graph], list[Any]], beside: bool) -> None:
-    """In the thread that captures, destroying another graph is an error, and spoils the capture."""
+def test_no_garbage_is_collected_in_a_capture(recorder: tuple[GraphPool, list[Graph], list[Any]]) -> None:
+    """In a capture, destroying another graph is an error, and spoils the capture."""
     pool, graphs, _ = recorder
     seen: list[str] = []
 
     def body() -> torch.Tensor:
-        if graphs:
+        if graphs:  # in the capture
             for _ in range(100):
                 Old(seen)
             seen.append("captured")
@@ -470,14 +199,12 @@ def test_no_garbage_is_collected_in_a_capture(recorder: tuple[GraphPool, list[Gr
     thresholds = gc.get_threshold()
     gc.set_threshold(50, 1, 1)
     try:
-        (pool.capture_ahead if beside else pool.capture)("a", body)
-        pool.rest()
+        pool.capture("a", body)
         assert seen[0] == "captured" and gc.isenabled()
     finally:
         gc.set_threshold(*thresholds)
 
 
-@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize(
     ("failing", "said", "calls"),
     [
@@ -494,7 +221,6 @@ def test_of_a_capture_that_fails_the_first_error_is_told_and_nothing_left_open(
     failing: tuple[str, ...],
     said: str,
     calls: list[str],
-    beside: bool,
 ) -> None:
     pool, graphs, ended = recorder
     monkeypatch.setattr(Graph, "failing", failing)
@@ -505,8 +231,7 @@ def test_of_a_capture_that_fails_the_first_error_is_told_and_nothing_left_open(
         return torch.ones(1)
 
     for _ in range(3):
-        assert float(pool.run("a", body, beside)) == 1.0
-        pool.rest()
+        assert float(pool.run("a", body)) == 1.0
     assert said in caplog.text and caplog.text.count("failed") == 1
     assert len(graphs) == 1 and graphs[0].calls == calls and pool._failed == graphs and pool.refused
     assert ended == [(0, (0, 1)), "a copy"]
@@ -531,27 +256,8 @@ def test_of_a_capture_that_ended_torch_is_asked_no_more(
 
 
 def test_nothing_is_prepared_after_a_failure(pool: Pool) -> None:
+    pool.ask("a")
     pool.error = RuntimeError("no memory for it")
-    pool.capture_ahead("a", lambda: torch.ones(1))
+    pool.ask("a")
     graphs: Any = SimpleNamespace(pool=pool)  # it asks for nothing else
-    assert StepGraphs.capture_next(graphs)
-    pool.finish()
     assert not StepGraphs.capture_next(graphs) and pool.refused
-
-
-def test_an_executor_ends_the_thread_before_it_waits_for_the_device() -> None:
-    calls: list[str] = []
-
-    class Runner:
-        graphs = SimpleNamespace(pool=SimpleNamespace(rest=lambda: calls.append("rest"), close=lambda: calls.append("close")))
-        swap = property(fset=lambda self, swap: calls.append("wait for the device"))
-
-    executor: Any = object.__new__(LocalExecutor)
-    executor.runner, executor._pending = Runner(), []
-    executor.kernels = SimpleNamespace(stop=lambda: None)
-    executor.rest()
-    executor.shutdown()
-    assert calls == ["rest", "close", "wait for the device"]
-    executor.runner.graphs = None
-    executor.rest()
-    executor.shutdown()

@@ -1,14 +1,13 @@
 """Captured steps where there is no GPU: a graph that is played runs its step's body again, padded to the graph's sizes.
 
-So all that decides which step is replayed, padded or captured by whom is under test, with the real engine and model; what CUDA does is not
+So all that decides which step is replayed, padded or captured is under test, with the real engine and model; what CUDA does is not
 (tests/e2e/test_gpu_engine.py).
 """
 
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +20,6 @@ from octavo.attention.reference import ReferenceAttention
 from octavo.executor.graph_pool import CapturedStep, GraphPool
 from tests.tiny_model import VOCAB_SIZE, make_tiny_model
 
-THREAD = "capture"
 NUM_PROMPTS, MAX_ROWS = 20, 12
 
 
@@ -47,28 +45,21 @@ class Played:
 
     def __init__(self) -> None:
         self.replays: list[Any] = []
-        self.captured: dict[Any, bool] = {}  # by key: whether the thread did it
-        self.captures = threading.Semaphore(1)
+        self.captured: set[Any] = set()
 
-    def record(self, pool: GraphPool, key: Any, body: Callable[[], torch.Tensor]) -> CapturedStep:
-        assert self.captures.acquire(blocking=False), "two captures at once"
-        behind = threading.current_thread().name.startswith(THREAD)
-        assert behind == pool.in_thread() and key not in self.captured
-        for _ in range(2 if behind else 0):  # layers
-            pool.give_way()
+    def record(self, key: Any, body: Callable[[], torch.Tensor]) -> CapturedStep:
+        assert key not in self.captured
         step = CapturedStep(SimpleNamespace(replay=lambda: self.replay(key, step, body)), torch.zeros(0))  # type: ignore[arg-type]
-        self.captured[key] = behind
-        self.captures.release()
+        self.captured.add(key)
         return step
 
     def replay(self, key: Any, step: CapturedStep, body: Callable[[], torch.Tensor]) -> None:
-        assert not threading.current_thread().name.startswith(THREAD)
         self.replays.append(key)
         step.output = body()
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     """A CPU whose executor takes it for a device that captures."""
     seen = Played()
     made = GraphPool.__init__
@@ -79,10 +70,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
 
     monkeypatch.setenv("OCTAVO_DECODE_GRAPHS", "1")
     monkeypatch.setattr(GraphPool, "__init__", make)
-    monkeypatch.setattr(GraphPool, "_start_thread", lambda self: setattr(self, "_thread_id", threading.get_ident()))
-    monkeypatch.setattr(GraphPool, "_record", lambda self, key, body: seen.record(self, key, body))
+    monkeypatch.setattr(GraphPool, "_record", lambda self, key, body: seen.record(key, body))
     monkeypatch.setattr("octavo.attention.reference.ReferenceAttention", Rows)
-    yield seen
+    return seen
 
 
 def make_llm(folder: str, **options: Any) -> LLM:
@@ -141,12 +131,11 @@ def test_tokens_are_the_same_whatever_is_captured(
     graphs = llm.executor.runner.graphs
     for i in range(3):
         assert answers(llm) == expected, f"run {i}"
-        assert not graphs.pool.busy()  # a batch ends at rest
         for _ in range(4):
             graphs.capture_next()
     beside = {key for key in played.captured if key[0] == "mixed" and key[1] > 0}
     assert {key[0] for key in played.replays} == {"decode", "mixed"} and beside & set(played.replays)
-    assert all(played.captured[key] for key in beside) and not graphs.pool.refused
+    assert not graphs.pool.refused
     if "num_gpu_blocks_override" in options:
         assert llm.engine.stats().num_preemptions > 0
     llm.shutdown()
@@ -156,7 +145,7 @@ def test_everything_can_be_captured_ahead(folder: str, expected: list[list[int]]
     llm = make_llm(folder)
     graphs, before = llm.executor.runner.graphs, len(played.captured)
     while graphs.capture_next():
-        graphs.pool.rest()
+        pass
     ahead = len(played.captured)
     assert ahead > before + 20
     assert answers(llm) == expected

@@ -88,7 +88,7 @@ def test_no_captured_step_is_larger_than_those_measured(
 
     pool = graphs.pool
     monkeypatch.setattr(pool, "on_gpu", True)
-    monkeypatch.setattr(pool, "capture_ahead", lambda key, body: pool.steps.setdefault(key, None))
+    monkeypatch.setattr(pool, "prepare", lambda key, body: pool.steps.setdefault(key, None))
     while graphs.capture_next():
         pass
     mixed = [key for key in pool.steps if key[0] == "mixed"]

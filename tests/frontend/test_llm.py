@@ -138,18 +138,6 @@ def test_ctrl_c_in_a_step_leaves_an_engine_that_works(llm: LLM, place: str, monk
     assert llm.engine.stats().kv_cache_usage == 0
 
 
-def test_between_two_calls_the_executor_rests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device is the caller's then: waiting for it while a thread of ours captures a step would spoil that."""
-    resting: list[bool] = []
-    monkeypatch.setattr(llm.executor, "rest", lambda: resting.append(llm.engine.has_work()))
-    llm.generate(["first", "second"], LENGTH, use_tqdm=False)
-    assert resting == [False]
-    monkeypatch.setattr(llm.engine, "step", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate("first", LENGTH, use_tqdm=False)
-    assert resting == [False, False]
-
-
 def test_max_tokens_zero_and_one(llm: LLM) -> None:
     for n in (1, 3):
         out = llm.generate("abcd", SamplingParams(max_tokens=0, n=n), use_tqdm=False)[0]
