@@ -50,8 +50,8 @@ def rare_collections() -> Iterator[None]:
 def no_collections() -> Iterator[None]:
     """No collection meanwhile, but those that are asked for. Of two threads in there at once, the first to come in lets them come again."""
     enabled = gc.isenabled()
-    gc.disable()
-    try:
+    try:  # Ctrl-C may come at once
+        gc.disable()
         yield
     finally:
         if enabled:

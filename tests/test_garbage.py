@@ -75,3 +75,16 @@ def test_who_has_turned_collections_off_finds_them_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_ctrl_c_on_the_way_in_leaves_collections_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    disable = gc.disable
+
+    def interrupted() -> None:
+        disable()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gc, "disable", interrupted)
+    with pytest.raises(KeyboardInterrupt), no_collections():
+        pass
+    assert gc.isenabled()

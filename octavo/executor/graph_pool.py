@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -55,8 +55,7 @@ class GraphPool:
             return body()
         step = self.steps.get(key)
         if step is None and key in self._ran and not self.refused:
-            with suppress(RuntimeError):  # nothing was launched: run it instead
-                step = self.capture(key, body)
+            step = self.capture(key, body)
         if step is None:
             output = body()
             self._ran[key] += 1
@@ -72,25 +71,20 @@ class GraphPool:
         """
         if not self.on_gpu or self._reserved is not None:
             return
-        graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream()
         self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream):
-            # makes cuBLAS's workspace, which nobody gives back: made in a capture, it would keep the pool's memory when the engine is gone
-            torch.cuda.current_blas_handle()
-        with self._recording(graph):
-            torch.empty(num_bytes, dtype=torch.uint8, device=self.rows.device)[:1].zero_()
+        step = self._record("room", lambda: torch.empty(num_bytes, dtype=torch.uint8, device=self.rows.device)[:1].zero_())
         current.wait_stream(self.stream)
-        self._reserved = graph  # as long as it lives, the pool keeps the memory
+        self._reserved = step.graph  # as long as it lives, the pool keeps the memory
 
-    def capture(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep:
-        """Record a body that ran before. Raises what went wrong; then no more are captured."""
+    def capture(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep | None:
+        """Record a body that ran before. None when that went wrong (nothing was launched then): no more are captured."""
         try:
             step = self.steps[key] = self._record(key, body)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (whatever it is, steps go on without a graph)
             self.refused = error.with_traceback(None)  # whose frames hold tensors
             logger.warning("Steps are not captured any more, and slower where they were not yet: %s: %s", type(error).__name__, error)
-            raise
+            return None
         self._ran.pop(key, None)
         return step
 
@@ -111,42 +105,46 @@ class GraphPool:
 
     @torch.inference_mode()
     def _record(self, key: Hashable, body: Callable[[], torch.Tensor]) -> CapturedStep:
+        """What the body launches becomes a graph. Raises what went wrong, Ctrl-C too, with nothing left open: of several errors the first,
+        since a capture that one has spoilt can't be ended without another.
+
+        Not ``torch.cuda.graph``: it waits for the device, collects garbage and empties the allocator's cache, ten times the cost of this.
+        Garbage waits: destroying CUDA graphs (of an engine that is gone), or waiting for the device, in this thread would spoil the
+        capture (pytorch/pytorch#161037; torch 2.11 does not guard against it). No ``with torch.cuda.stream``, nor one around the
+        capture: Ctrl-C that comes while such a block is being entered goes out past its end.
+        """
         begun = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
-        with self._recording(graph):
-            output = body()
-            ran = time.perf_counter()
+        before = torch.cuda.current_stream(self.rows.device)
+        with no_collections():
+            try:
+                torch.cuda.set_stream(self.stream)
+                # Makes cuBLAS's handle and workspace, this thread's own, which nobody gives back. Making the one is not allowed in a
+                # capture; the other would keep the pool's memory when the engine is gone.
+                torch.cuda.current_blas_handle()
+                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+                output = body()
+                ran = time.perf_counter()
+                graph.capture_end()
+            except BaseException:
+                self._failed.append(graph)
+                self._end_by_force(graph)
+                raise
+            finally:
+                torch.cuda.set_stream(before)
         parts = (ran - begun) * 1e3, (time.perf_counter() - ran) * 1e3
         logger.debug("captured step graph %s: run %.0f ms, made %.0f ms", key, *parts)
         return CapturedStep(graph, output)
 
-    @contextmanager
-    def _recording(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """What is launched meanwhile becomes ``graph``. Of several errors the first comes out: a capture that one has spoilt can't be
-        ended without another.
-
-        Not ``torch.cuda.graph``: it waits for the device, collects garbage and empties the allocator's cache, ten times the cost of this.
-        Garbage waits: destroying CUDA graphs (of an engine that is gone), or waiting for the device, in this thread would spoil the
-        capture (pytorch/pytorch#161037; torch 2.11 does not guard against it).
-        """
-        with torch.cuda.stream(self.stream), no_collections():
-            try:
-                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-                try:
-                    yield
-                except BaseException:
-                    with suppress(RuntimeError):
-                        graph.capture_end()
-                    raise
-                graph.capture_end()
-            except BaseException:
-                self._failed.append(graph)
-                with suppress(RuntimeError):  # the allocator may believe that it goes on, and would then never give back what it caches
-                    torch._C._cuda_endAllocateToPool(self.rows.device.index, self.pool)
-                    # so does torch's generator (2.11), and would never draw again for others in this process; a copy doesn't
-                    generator = torch.cuda.default_generators[self.rows.device.index]
-                    generator.graphsafe_set_state(generator.clone_state())
-                raise
+    def _end_by_force(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture on the current stream, wherever it failed; what had not begun, or has ended, refuses."""
+        with suppress(RuntimeError):
+            graph.capture_end()
+        with suppress(RuntimeError):  # the allocator may believe that it goes on, and would then never give back what it caches
+            torch._C._cuda_endAllocateToPool(self.rows.device.index, self.pool)
+            # so does torch's generator (2.11), and would never draw again for others in this process; a copy doesn't
+            generator = torch.cuda.default_generators[self.rows.device.index]
+            generator.graphsafe_set_state(generator.clone_state())
 
 
 def round_up(count: int, sizes: Sequence[int]) -> int:

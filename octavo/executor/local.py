@@ -173,10 +173,12 @@ class LocalExecutor:
             return False
         if torch.cuda.mem_get_info(self.device)[0] < self._least_free:
             return False
+        if not torch.cuda.current_stream(self.device).query():  # a request that comes now waits for one step at most, not for many
+            return True
         try:
             with torch.inference_mode():
                 return graphs.capture_next()
-        except RuntimeError as error:  # out of memory, say; the step will be tried again when it is asked for
+        except Exception as error:  # noqa: BLE001 (out of memory, say; the step will be tried again when it is asked for)
             logger.warning("Steps are not captured ahead any more: %s", error)
             self._least_free = 1 << 62
             return False

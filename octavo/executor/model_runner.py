@@ -164,9 +164,11 @@ class ModelRunner:
         if undrawn.captured and self.graphs is not None and (mode := self.sampler.masked_mode(pending.rows)) is not None:
             pending.finish(SampleOutput(self.graphs.draw(pending.rows, mode, masks)))
             return
-        self.sampler.state.grammar.set_masks(masks)
-        self._draw(pending, undrawn, False)
-        self.sampler.state.grammar.set_masks(None)
+        try:
+            self.sampler.state.grammar.set_masks(masks)
+            self._draw(pending, undrawn, False)
+        finally:  # Ctrl-C, too
+            self.sampler.state.grammar.set_masks(None)
 
     def _draw(self, pending: PendingStep, undrawn: Undrawn, later: bool) -> None:
         """Draw the step's tokens and put them on their rows, now or when ``sample`` is called."""

@@ -132,6 +132,7 @@ class StepGraphs:
         """Upload the list of rows if it differs from the last one; what lies past it is padding."""
         if rows != self._rows:
             padded = rows + [self.spare_row] * max(0, len(self._rows) - len(rows))
+            self._rows = [-1] * len(padded)  # Ctrl-C may come before or after the copy
             self.row_index[: len(padded)].copy_(upload(padded, torch.int64, self.runner.device), non_blocking=True)
             self._rows = list(rows)
 

@@ -94,6 +94,7 @@ class SamplingState:
         if not 0 <= row < self.max_rows:
             raise IndexError(f"row {row} is not in the batch state (0 to {self.max_rows - 1})")
         self.clear_row(row)
+        self._used.add(row)  # first: after Ctrl-C in the middle there is something to clear
         greedy = params.temperature < GREEDY_BELOW or params.top_k == 1
         keep_all = params.top_k <= 0 or params.top_k >= self.vocab_size
         floats, ints = self._mirror_floats[row], self._mirror[row]
@@ -106,7 +107,6 @@ class SamplingState:
             self._logprobs[row] = resolve_count(params.logprobs, self.vocab_size)
         for feature in self.features:
             feature.init_row(init)
-        self._used.add(row)
         self._changed(row)
 
     @torch.inference_mode()
@@ -114,11 +114,11 @@ class SamplingState:
         """Forget a row; nothing of it is left for the next. No error when it is clear."""
         if row not in self._used:
             return
-        self._used.discard(row)
         self._mirror[row] = 0
         self._logprobs.pop(row, None)
         for feature in self.features:
             feature.clear_row(row)
+        self._used.discard(row)
         self._changed(row)
 
     def _changed(self, row: int) -> None:

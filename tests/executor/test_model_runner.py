@@ -7,6 +7,7 @@ import random
 from collections import deque
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,11 +15,11 @@ from octavo.attention.reference import ReferenceAttention
 from octavo.engine.core import Engine
 from octavo.engine.cost_model import CostModel
 from octavo.engine.settings import SchedulerSettings
-from octavo.executor.model_runner import ModelRunner, PendingStep
+from octavo.executor.model_runner import ModelRunner, PendingStep, Undrawn
 from octavo.executor.swap import WORD, HostMemory, SwapSpace
 from octavo.sampling.batch import SamplingState
 from octavo.sampling.sampler import Sampler
-from octavo.types import GenerateRequest, RowInit, StepPlan, StepResult, TokenParams
+from octavo.types import GenerateRequest, RowInit, StepPlan, StepResult, TokenMasks, TokenParams
 from tests.models.helpers import PagedRunner, load_like, tiny_transformers_model
 
 VOCAB = 131
@@ -238,3 +239,19 @@ def test_a_capture_that_fails_in_the_warm_up_is_told(model: Any, monkeypatch: py
     monkeypatch.setattr(runner.graphs.pool, "refused", torch.OutOfMemoryError("CUDA out of memory"))
     with pytest.raises(torch.OutOfMemoryError):
         runner.warm_up()
+
+
+def test_ctrl_c_in_a_masked_draw_leaves_no_mask(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = RunnerExecutor(model, num_blocks=4, block_size=16, max_rows=2, steps_ahead=0).runner
+    grammar = runner.sampler.state.grammar
+    pending = PendingStep(0, [0], None)
+    pending.undrawn = Undrawn(torch.zeros(1, VOCAB), [1], torch.zeros(1, dtype=torch.int64))
+
+    def interrupted(*args: Any) -> None:
+        assert grammar._masks is not None
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "_draw", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runner.sample(pending, TokenMasks([0], np.zeros((1, -(-VOCAB // 32)), np.int32)))
+    assert grammar._masks is None

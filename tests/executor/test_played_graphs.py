@@ -151,3 +151,58 @@ def test_everything_can_be_captured_ahead(folder: str, expected: list[list[int]]
     assert answers(llm) == expected
     assert len(played.captured) == ahead  # nothing was missing
     llm.shutdown()
+
+
+def test_ctrl_c_while_the_list_of_rows_is_copied_mixes_up_no_rows(folder: str, played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make_llm(folder)
+    graphs = llm.executor.runner.graphs
+    graphs._set_rows([0, 1, 2])
+    copied = torch.Tensor.copy_
+
+    def interrupted(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        copied(self, *args, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(torch.Tensor, "copy_", interrupted)
+        graphs._set_rows([0, 2])
+    graphs._set_rows([0, 1, 2])
+    assert graphs.row_index[:4].tolist() == [0, 1, 2, MAX_ROWS]
+    llm.shutdown()
+
+
+def test_idle_the_device_is_never_more_than_one_step_behind(folder: str, played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that comes then waits for what the device is at."""
+    llm = make_llm(folder)
+    executor: Any = llm.executor
+    executor._least_free = 1
+    idle = False
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2, 2))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(query=lambda: idle))
+    monkeypatch.setattr(executor.kernels, "ended", lambda: True)
+    asked: list[bool] = []
+    monkeypatch.setattr(executor.runner.graphs, "capture_next", lambda: asked.append(idle) or True)
+    assert executor.prepare() and executor.prepare() and asked == []
+    idle = True
+    assert executor.prepare() and asked == [True]
+    llm.shutdown()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyError("a kernel")], ids=str)
+def test_a_step_that_cannot_be_prepared_ends_nothing(
+    folder: str, played: Played, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = make_llm(folder)
+    executor: Any = llm.executor
+    executor._least_free = 1
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2, 2))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(query=lambda: True))
+    monkeypatch.setattr(executor.kernels, "ended", lambda: True)
+
+    def fails() -> bool:
+        raise error
+
+    monkeypatch.setattr(executor.runner.graphs, "capture_next", fails)
+    assert not executor.prepare() and not executor.prepare()
+    assert caplog.text.count("not captured ahead any more") == 1
+    llm.shutdown()

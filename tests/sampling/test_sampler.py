@@ -172,6 +172,26 @@ def test_a_cleared_row_leaves_no_trace():
         sampler.sample(logits.clone(), [1], [3])
 
 
+@pytest.mark.parametrize("half", ["init_row", "clear_row"])
+def test_a_row_whose_setting_up_or_clearing_was_broken_off_leaves_no_trace(half, monkeypatch):
+    """Ctrl-C in the process of who calls LLM."""
+    sampler = make_sampler(16, row_init(max_tokens=1), max_rows=1)
+    state = sampler.state
+    strange = row_init(temperature=0.0, logit_bias={3: 100.0}, presence_penalty=2.0, logprobs=2, allowed_token_ids=(3, 4))
+    if half == "clear_row":
+        state.init_row(strange)
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state.features[0 if half == "clear_row" else -1], half, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            state.init_row(strange)
+    state.init_row(row_init(temperature=0.0))
+    assert sampler.graph_mode([0]) == "greedy"
+
+
 @pytest.mark.parametrize(
     "params", [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1, "top_p": 0.9, "repetition_penalty": 2.0}], ids=str
 )
