@@ -142,6 +142,7 @@ class GraphPool:
             graph.capture_end()
         with suppress(RuntimeError):  # the allocator may believe that it goes on, and would then never give back what it caches
             torch._C._cuda_endAllocateToPool(self.rows.device.index, self.pool)
+            torch._C._cuda_releasePool(self.rows.device.index, self.pool)  # a graph whose capture has not ended does not
             # so does torch's generator (2.11), and would never draw again for others in this process; a copy doesn't
             generator = torch.cuda.default_generators[self.rows.device.index]
             generator.graphsafe_set_state(generator.clone_state())

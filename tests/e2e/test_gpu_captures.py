@@ -64,6 +64,13 @@ def use(llm: Any, before: int) -> weakref.ref[Any]:
     return weakref.ref(pool)
 
 
+def kept() -> int:
+    """Bytes in pools of graphs, once those of engines that are gone have been given back."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return sum(s["total_size"] for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0))
+
+
 def test_an_engine_that_is_only_dropped_gives_its_memory_back(make_llm: Make) -> None:
     gc.collect()
     torch.cuda.empty_cache()
@@ -76,6 +83,12 @@ def test_an_engine_that_is_only_dropped_gives_its_memory_back(make_llm: Make) ->
 
 
 def test_a_spoilt_capture_costs_graphs_and_not_the_engine(make_llm: Make, caplog: pytest.LogCaptureFixture) -> None:
+    before = kept()
+    spoil_a_capture(make_llm, caplog)
+    assert kept() <= before
+
+
+def spoil_a_capture(make_llm: Make, caplog: pytest.LogCaptureFixture) -> None:
     llm = make_llm()
     pool = graphs(llm)
     expected = ask(llm)
@@ -92,6 +105,37 @@ def test_a_spoilt_capture_costs_graphs_and_not_the_engine(make_llm: Make, caplog
     assert ask(other) == expected
     assert graphs(other).steps and not graphs(other).refused
     other.shutdown()
+
+
+def test_threads_that_take_turns_capture_and_give_all_back(make_llm: Make) -> None:
+    """Each has a cuBLAS handle and workspace of its own, and captures what another ran first."""
+    before = kept()
+    take_turns(make_llm())
+    assert kept() <= before
+
+
+def take_turns(llm: Any) -> None:
+    pool = graphs(llm)
+    expected = ask(llm)
+    turns = threading.Barrier(4, timeout=60)
+
+    def work(number: int) -> None:
+        for turn in range(3):
+            turns.wait()
+            if turn == number:
+                pool.steps.clear()  # they ran before
+                answers.append(ask(llm))
+        turns.wait()
+
+    answers: list[Any] = []
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(4):
+        turns.wait()
+    for thread in threads:
+        thread.join()
+    assert answers == [expected] * 3 and pool.steps and not pool.refused
 
 
 def test_who_waits_for_the_device_from_another_thread_disturbs_no_answer(make_llm: Make) -> None:

@@ -176,6 +176,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, streams: Streams) -> tuple[GraphPo
     pool.on_gpu, pool.pool, pool.stream = True, (0, 1), "the pool's"  # type: ignore[assignment]
     monkeypatch.setattr(torch.cuda, "CUDAGraph", make)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda device, handle: ended.append((device, handle)), raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda device, handle: ended.append("released"), raising=False)
     return pool, graphs, ended
 
 
@@ -224,7 +225,7 @@ def test_ctrl_c_leaves_no_capture_open(recorder: tuple[GraphPool, list[Graph], l
     finally:
         Graph.interrupted = ()
     assert streams.current == "the steps'" and gc.isenabled() and not graphs[0].open
-    assert ended == [(0, (0, 1)), "a copy"] and pool._failed == graphs and not pool.refused
+    assert ended == [(0, (0, 1)), "released", "a copy"] and pool._failed == graphs and not pool.refused
     assert pool.capture("a", body) is not None  # made later
 
 
@@ -288,7 +289,7 @@ def test_of_a_capture_that_fails_the_first_error_is_told_and_nothing_left_open(
         assert float(pool.run("a", body)) == 1.0
     assert said in caplog.text and caplog.text.count("failed") == 1
     assert len(graphs) == 1 and graphs[0].calls == calls and pool._failed == graphs and pool.refused
-    assert ended == [(0, (0, 1)), "a copy"]
+    assert ended == [(0, (0, 1)), "released", "a copy"]
 
 
 def test_of_a_capture_that_ended_torch_is_asked_no_more(
