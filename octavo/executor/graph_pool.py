@@ -130,8 +130,8 @@ class GraphPool:
                 self._failed.append(graph)
                 self._end_by_force(graph)
                 raise
-            finally:
-                torch.cuda.set_stream(before)
+            finally:  # in one call: set_stream is Python, and Ctrl-C may come before its first line
+                torch._C._cuda_setStream(stream_id=before.stream_id, device_index=before.device_index, device_type=before.device_type)
         parts = (ran - begun) * 1e3, (time.perf_counter() - ran) * 1e3
         logger.debug("captured step graph %s: run %.0f ms, made %.0f ms", key, *parts)
         return CapturedStep(graph, output)

@@ -164,17 +164,14 @@ class ModelRunner:
         if undrawn.captured and self.graphs is not None and (mode := self.sampler.masked_mode(pending.rows)) is not None:
             pending.finish(SampleOutput(self.graphs.draw(pending.rows, mode, masks)))
             return
-        try:
-            self.sampler.state.grammar.set_masks(masks)
-            self._draw(pending, undrawn, False)
-        finally:  # Ctrl-C, too
-            self.sampler.state.grammar.set_masks(None)
+        self._draw(pending, undrawn, False, masks)
 
-    def _draw(self, pending: PendingStep, undrawn: Undrawn, later: bool) -> None:
+    def _draw(self, pending: PendingStep, undrawn: Undrawn, later: bool, masks: TokenMasks | None = None) -> None:
         """Draw the step's tokens and put them on their rows, now or when ``sample`` is called."""
         if later:
             pending.undrawn = undrawn
             return
+        self.sampler.state.grammar.set_masks(masks)  # here: after Ctrl-C in a masked step nobody would take its masks away
         output = self.sampler.sample(undrawn.logits, pending.rows, undrawn.positions)
         self.rows.last_token[undrawn.row_index] = output.token_ids
         pending.finish(output)

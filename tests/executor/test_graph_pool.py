@@ -138,9 +138,13 @@ class Streams:
     """The current stream, and what was asked of torch on it."""
 
     def __init__(self) -> None:
-        self.current: Any = "the steps'"
+        self.current = self.steps = SimpleNamespace(stream_id=1, device_index=2, device_type=3, wait_stream=lambda other: None)
         self.interrupted = False
         self.seen: list[tuple[str, Any]] = []
+
+    def restore(self, **fields: int) -> None:
+        assert fields == {name: getattr(self.steps, name) for name in ("stream_id", "device_index", "device_type")}
+        self.current = self.steps
 
     def set(self, stream: Any) -> None:
         self.current = stream
@@ -154,6 +158,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     streams = Streams()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: streams.current)
     monkeypatch.setattr(torch.cuda, "set_stream", streams.set)
+    monkeypatch.setattr(torch._C, "_cuda_setStream", streams.restore, raising=False)
     monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: streams.seen.append(("workspace", streams.current)))
     return streams
 
@@ -185,7 +190,7 @@ def test_a_capture_begins_and_ends(recorder: tuple[GraphPool, list[Graph], list[
     on: list[Any] = []
     step = pool.capture("a", lambda: (on.append(streams.current), torch.ones(1))[1])
     assert step is pool.steps["a"] and step.graph is graphs[0] and not ended and not pool._failed
-    assert graphs[0].calls == ["begin", "end"] and on == ["the pool's"] and streams.current == "the steps'"
+    assert graphs[0].calls == ["begin", "end"] and on == ["the pool's"] and streams.current is streams.steps
 
 
 def test_nothing_of_cublas_is_made_in_a_capture(
@@ -196,15 +201,12 @@ def test_nothing_of_cublas_is_made_in_a_capture(
     pool, _, _ = recorder
     monkeypatch.setattr(Graph, "_call", lambda self, name, opens: streams.seen.append((name, streams.current)))
     monkeypatch.setattr(Graph, "capture_end", lambda self: self._call("end", False))
-    capture = [(name, "the pool's") for name in ("workspace", "begin", "end")]
-    waits: list[Any] = []
-    steps, pools = SimpleNamespace(wait_stream=waits.append), SimpleNamespace(wait_stream=waits.append)
-    streams.current, pool.stream = steps, pools  # type: ignore[assignment]
+    pool.stream = SimpleNamespace(wait_stream=lambda other: None)  # type: ignore[assignment]
     pool.reserve(64)
     pool.reserve(64)
-    assert pool._reserved is not None and waits == [steps, pools]
+    assert pool._reserved is not None
     pool.capture("a", lambda: torch.ones(1))
-    assert streams.seen == [(name, pools) for name, _ in capture] * 2
+    assert streams.seen == [(name, pool.stream) for name in ("workspace", "begin", "end")] * 2
 
 
 @pytest.mark.parametrize("place", ["stream", "begin", "body", "end"])
@@ -224,7 +226,7 @@ def test_ctrl_c_leaves_no_capture_open(recorder: tuple[GraphPool, list[Graph], l
             pool.run("a", body)
     finally:
         Graph.interrupted = ()
-    assert streams.current == "the steps'" and gc.isenabled() and not graphs[0].open
+    assert streams.current is streams.steps and gc.isenabled() and not graphs[0].open
     assert ended == [(0, (0, 1)), "released", "a copy"] and pool._failed == graphs and not pool.refused
     assert pool.capture("a", body) is not None  # made later
 

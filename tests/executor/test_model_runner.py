@@ -241,17 +241,22 @@ def test_a_capture_that_fails_in_the_warm_up_is_told(model: Any, monkeypatch: py
         runner.warm_up()
 
 
-def test_ctrl_c_in_a_masked_draw_leaves_no_mask(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_a_masked_draw_leaves_no_mask_for_the_next(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = RunnerExecutor(model, num_blocks=4, block_size=16, max_rows=2, steps_ahead=0).runner
-    grammar = runner.sampler.state.grammar
+    runner.sampler.state.init_row(RowInit(0, TokenParams(temperature=0.0), 0, [0], [], [0]))
+    logits = torch.arange(VOCAB, dtype=torch.float32)[None]
+    undrawn = Undrawn(logits, [1], torch.zeros(1, dtype=torch.int64))
     pending = PendingStep(0, [0], None)
-    pending.undrawn = Undrawn(torch.zeros(1, VOCAB), [1], torch.zeros(1, dtype=torch.int64))
+    pending.undrawn = undrawn
 
     def interrupted(*args: Any) -> None:
-        assert grammar._masks is not None
+        assert runner.sampler.state.grammar._masks is not None
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "_draw", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        runner.sample(pending, TokenMasks([0], np.zeros((1, -(-VOCAB // 32)), np.int32)))
-    assert grammar._masks is None
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(runner.sampler, "sample", interrupted)
+        runner.sample(pending, TokenMasks([0], np.ones((1, -(-VOCAB // 32)), np.int32)))
+    runner.sampler.state.init_row(RowInit(0, TokenParams(temperature=0.0, logprobs=0), 0, [0], [], [0]))
+    later = PendingStep(1, [0], None)
+    runner._draw(later, undrawn, False)
+    assert runner.sampler.state.grammar._masks is None and later.to_result().token_ids == [VOCAB - 1]
