@@ -123,7 +123,8 @@ def take_turns(llm: Any) -> None:
         for turn in range(3):
             turns.wait()
             if turn == number:
-                pool.steps.clear()  # they ran before
+                pool._ran.update(dict.fromkeys(pool.steps, 1))
+                pool.steps.clear()
                 answers.append(ask(llm))
         turns.wait()
 
