@@ -262,7 +262,7 @@ def append_to_page(result: dict[str, Any]) -> None:
     if not PERFORMANCE.exists():
         PERFORMANCE.write_text("# Performance\n", encoding="utf-8")
     with PERFORMANCE.open("a", encoding="utf-8") as file:
-        file.write(f"\n### Serving, {result['date']}\n\n{table(result)}\n")
+        file.write(f"\n## CPU: serving, {result['date']}\n\n{table(result)}\n")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -16,6 +16,7 @@ DATASETS = ("random", "shared-prefix", "sonnet", "sharegpt", "custom")
 OWN_FLAGS = {"random_": "random", "prefix_repetition_": "shared-prefix", "sonnet_": "sonnet", "sharegpt_": "sharegpt", "custom_": "custom"}
 METRICS = ("ttft", "tpot", "itl", "e2el")
 SLOS = ("ttft", "tpot", "e2el")
+POINT_SECONDS = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +132,11 @@ class LoadOptions:
         if not self.burstiness > 0:
             raise ConfigError(f"--burstiness must be more than 0, got {self.burstiness}.")
 
+    def check_arrivals(self, rate_flag: str) -> None:
+        """ConfigError if ``burstiness`` was set and there is no rate, given by ``rate_flag``, whose gaps it could shape."""
+        if math.isinf(self.request_rate) and self.burstiness != 1:
+            raise ConfigError(f"--burstiness shapes the arrivals of {rate_flag}; without a rate there are none to shape.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
@@ -225,7 +231,7 @@ class SweepOptions:
 
     concurrencies: str | None = flag(None, "Numbers of requests at the same time (default: 1,2,4,8,16,32,64).", metavar="N,N")
     request_rates: str | None = flag(None, "Instead: requests a second.", metavar="X,X")
-    point_seconds: float = flag(20.0, "With rates, without --num-prompts: how long each is kept up.", metavar="SECONDS")
+    point_seconds: float = flag(POINT_SECONDS, "With rates, without --num-prompts: how long each is kept up.", metavar="SECONDS")
     slo_ttft_ms: float | None = flag(None, "Most milliseconds to the first token.", metavar="MS")
     slo_tpot_ms: float | None = flag(None, "Most milliseconds per further token.", metavar="MS")
     slo_percentile: float = flag(99.0, "Share of requests, in percent, that must keep the service level.")
@@ -247,6 +253,8 @@ class SweepOptions:
                 raise ConfigError(f"{flag_name(name)} must be more than 0, got {getattr(self, name)}.")
         if math.isinf(self.point_seconds):
             raise ConfigError("--point-seconds must be a number of seconds, got inf.")
+        if self.rates is None and self.point_seconds != POINT_SECONDS:
+            raise ConfigError("--point-seconds is for --request-rates, not for --concurrencies.")
 
     @property
     def rates(self) -> tuple[float, ...] | None:

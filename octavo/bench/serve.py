@@ -36,6 +36,7 @@ class ServeBench:
 
 def run(bench: ServeBench) -> int:
     """The command. Status 1 if a request failed. Ctrl-C in the load reports what had ended by then, with status 130."""
+    bench.load.check_arrivals("--request-rate")
     saving = bench.report.save_result or bench.report.append_result or bench.report.save_detailed
     if saving:
         report.check_writable(os.path.join(bench.report.result_dir or "", bench.report.result_filename or "result.json"))

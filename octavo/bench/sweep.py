@@ -23,11 +23,11 @@ DEFAULT_FILENAME = "sweep.json"
 
 def run(bench: ServeBench, options: SweepOptions) -> int:
     """The command. Status 1 if a request failed. Ctrl-C, or an error at a later load, reports those that were measured before."""
+    loads = [point_bench(bench, options, i) for i in range(len(options.loads))]
     plot, folder = plot_name(options.plot), bench.report.result_dir or ""
     path = os.path.join(folder, bench.report.result_filename or DEFAULT_FILENAME)
     for name in (path, plot and os.path.join(folder, plot)):
         report.check_writable(name)
-    loads = [point_bench(bench, options, i) for i in range(len(options.loads))]
     raise_file_limit(max(min(point.num_prompts, point.load.max_concurrency or point.num_prompts) for point in loads))
     shared: dict[str, Any] = {}
     points: list[dict[str, Any]] = []
@@ -63,6 +63,7 @@ def point_bench(bench: ServeBench, options: SweepOptions, index: int) -> ServeBe
         changes = {"max_concurrency": int(value)}
     count = bench.load.num_prompts or default
     load = dataclasses.replace(bench.load, num_prompts=count, seed=bench.load.seed + 1000 * index, **changes)
+    load.check_arrivals("--request-rates")
     percentiles = ",".join(f"{p:g}" for p in dict.fromkeys((*bench.report.percentiles, options.slo_percentile)))
     metrics = ",".join(dict.fromkeys((*bench.report.metrics, "ttft", "tpot")))
     kept = dataclasses.replace(bench.report, metric_percentiles=percentiles, percentile_metrics=metrics)

@@ -102,7 +102,9 @@ def _run_startup(args: argparse.Namespace) -> int:
 
 
 def _add_kernels(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="Which of them (default: all that this machine can run).")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="cpu, attention, linear, ops, sampling (default: all that this machine can run)."
+    )
 
 
 def _run_kernels(args: argparse.Namespace) -> int:

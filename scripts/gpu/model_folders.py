@@ -55,7 +55,7 @@ def write(folder: Path, config: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) < 2 or any(name not in MODELS for name in sys.argv[2:]):
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-") or any(name not in MODELS for name in sys.argv[2:]):
         sys.exit(__doc__)
     for name in sys.argv[2:] or [name for name in MODELS if name != "tiny"]:
         write(Path(sys.argv[1]) / name, MODELS[name])

@@ -261,6 +261,12 @@ def test_a_chat_without_a_way_to_count(raw_server: Callable[..., Serving], capsy
         (["serve", "--request-rate", "0"], "--request-rate must be more than 0"),
         (["serve", "--request-rate", "x"], "'x' is not a number"),
         (["serve", "--burstiness", "0"], "--burstiness"),
+        (["serve", "--burstiness", "2", "--ready-check-timeout-sec", "0.1"], "--burstiness shapes the arrivals of --request-rate; without"),
+        (
+            ["sweep", "--burstiness", "2", "--ready-check-timeout-sec", "0.1"],
+            "--burstiness shapes the arrivals of --request-rates; without",
+        ),
+        (["sweep", "--point-seconds", "3", "--ready-check-timeout-sec", "0.1"], "--point-seconds is for --request-rates"),
         (["serve", "--num-prompts", "0"], "--num-prompts must be at least 1"),
         (["serve", "--goodput", "itl:3"], "--goodput 'itl:3'"),
         (["serve", "--goodput", "ttft"], "--goodput 'ttft': must look like NAME:MS"),

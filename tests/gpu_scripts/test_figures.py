@@ -26,6 +26,17 @@ def test_floors_of_decode_steps(name: str, steps: tuple[float, ...]) -> None:
         assert floor(name).decode_s(batch, 1024) * 1e3 == pytest.approx(expected, rel=0.03)
 
 
+@pytest.mark.parametrize("words", [[], ["--help"], ["--out", "models"], ["models", "qwen3"]])
+def test_what_are_no_model_folders_are_not_written(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import model_folders
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["model_folders.py", *words])
+    with pytest.raises(SystemExit, match="usage: python scripts/gpu/model_folders.py FOLDER"):
+        model_folders.main()
+    assert not list(tmp_path.iterdir())
+
+
 def test_floors_of_loads_follow_from_those_of_steps() -> None:
     eight = floor("qwen3-8b")
     assert eight.kv_bytes == 2 * 36 * 8 * 128 * 2
