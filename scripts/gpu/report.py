@@ -219,8 +219,8 @@ def number(value: float | None) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def table(model: Model) -> list[str]:
-    """Rows of Markdown: metric, engines, floor, share of it, ratio."""
+def table(model: Model, *, one_commit: bool = True) -> list[str]:
+    """Rows of Markdown: metric, engines, floor, share of it, ratio. ``one_commit``: all on the page is of one, which it says above."""
     engines = model.engines
     ratio = f"times better than {engines[1]}" if len(engines) > 1 else ""
     columns = [model.name, *engines, "floor", f"{engines[0]}: share of it", ratio]
@@ -235,15 +235,15 @@ def table(model: Model) -> list[str]:
         cells = [f"{row.name} ({row.unit})", *(number(row.values.get(engine)) for engine in engines), number(row.floor)]
         cells += ["–" if share is None else f"{100 * share:.0f}%", "–" if better is None else f"{better:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, "", *(f"- {note}" for note in [*notes, *commits(model), *troubles(model)])]
+    return [*lines, "", *(f"- {note}" for note in [*notes, *commits(model, one_commit), *troubles(model)])]
 
 
-def commits(model: Model) -> Iterator[str]:
-    """Which parts were measured at which commit, if not all at one."""
+def commits(model: Model, one_commit: bool) -> Iterator[str]:
+    """Which parts were measured at which commit, if not all of the page at one."""
     parts: dict[str, list[str]] = {}
     for (part, _), record in model.records.items():
         parts.setdefault(record["commit"], []).append(part)
-    if len(parts) > 1:
+    if len(parts) > 1 or (parts and not one_commit):
         yield "; ".join(f"commit {commit}: {', '.join(dict.fromkeys(found))}" for commit, found in parts.items()) + "."
 
 
@@ -270,8 +270,9 @@ def header(records: Sequence[Record]) -> str:
 
 def page(records: Sequence[Record], models: Sequence[Model], images: list[Path], where: Path | None) -> str:
     parts = [header(records), ""]
+    one_commit = len({record["commit"] for model in models for record in model.records.values()}) <= 1
     for model in models:
-        parts += [*table(model), ""]
+        parts += [*table(model, one_commit=one_commit), ""]
     for image in images:
         shown = image
         if where is not None:

@@ -143,6 +143,14 @@ def test_the_table_tells_who_is_better(tmp_path: Path) -> None:
     lines = report.table(report.Model("qwen3-8b", report.merge(report.read([path])), report.BANDWIDTH, report.FLOPS))
     assert [line for line in lines if "commit b: prefill" in line]
 
+    other = [r | {"model": "llama-3.2-1b"} for r in records if r["commit"] == "b"]
+    path.write_text("".join(json.dumps(r) + "\n" for r in records + other))
+    merged = report.merge(report.read([path]))
+    models = [report.Model(name, merged, report.BANDWIDTH, report.FLOPS) for name in ("qwen3-8b", "llama-3.2-1b")]
+    assert "- commit b: prefill." in report.page(report.read([path]), models, [], None).split("| llama-3.2-1b |")[1], (
+        "of one, of two on the page"
+    )
+
 
 def case(**fields: Any) -> Any:
     import hostile_load
