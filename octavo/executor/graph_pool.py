@@ -30,7 +30,7 @@ class GraphPool:
 
     A body reads and writes fixed buffers only, and advances the rows; so it can be run again as it is. A step that comes for the first
     time is run so, and captured when it comes again: what comes seldom is never captured. Capturing takes the host as long as launching
-    the kernels one by one would, 10 to 25 ms, and nobody waits for the device, which is at work on the step before meanwhile: so it
+    the kernels one by one would, some 17 ms, and nobody waits for the device, which is at work on the step before meanwhile: so it
     costs about what running the step without a graph once more would. (A thread that captures while steps go on without a graph takes
     ten times as long and slows them: Python's lock changes hands at every launch.)
 

@@ -135,6 +135,8 @@ class LocalExecutor:
                 self.num_cpu_blocks, self.swap_block_s = self.runner.swap.num_blocks, self.runner.swap.block_s
         # Only --num-gpu-blocks-override can give less than one longest sequence; then no longer one is served.
         self.max_model_len = min(max_model_len, self.num_blocks * config.block_size)
+        if config.max_model_len is not None and self.max_model_len < max_model_len:
+            logger.warning("--num-gpu-blocks-override leaves room for %d of the %d tokens asked for.", self.max_model_len, max_model_len)
         report("KV cache", None, kv_cache_line(self.num_blocks, config.block_size, self.max_model_len))
         with self._timed("kernels"):
             if not on_cpu:

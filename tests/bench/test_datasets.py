@@ -183,7 +183,7 @@ def test_token_ids_without_a_counter() -> None:
         ({"dataset_name": "sonnet", "sonnet_prefix_len": 0, "sonnet_input_len": 9}, "too short"),
         ({"dataset_name": "custom"}, "needs --dataset-path"),
         ({"dataset_name": "random", "dataset_path": "x"}, "not for random"),
-        ({"dataset_name": "custom", "dataset_path": "/nonexistent"}, "/nonexistent: No such file"),
+        ({"dataset_name": "custom", "dataset_path": "/nonexistent/file.jsonl"}, "/nonexistent/file.jsonl: No such file"),
         ({"dataset_name": "custom", "dataset_path": "x", "input_len": 3}, "--input-len"),
         ({"dataset_name": "rnd"}, "--dataset-name must be one of"),
         ({"random_range_ratio": 1.0}, "--random-range-ratio"),

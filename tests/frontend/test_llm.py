@@ -289,3 +289,14 @@ def test_threads_that_share_an_llm_take_turns(llm: LLM, monkeypatch: pytest.Monk
     first = ids(llm, "abc")
     second.join(60)
     assert [first, results["x"]] == expected
+
+
+@pytest.mark.parametrize(("asked", "warned"), [(None, 0), (48, 0), (64, 1)])
+def test_fewer_blocks_than_the_length_that_was_asked_for_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, asked: int | None, warned: int
+) -> None:
+    folder = str(make_tiny_model(tmp_path / "tiny"))
+    llm = LLM(folder, load_format="dummy", dtype="float32", device="cpu", num_gpu_blocks_override=3, max_model_len=asked, max_num_seqs=2)
+    assert llm.executor.max_model_len == 48
+    assert caplog.text.count("room for 48 of the 64 tokens") == warned
+    llm.shutdown()
