@@ -33,7 +33,7 @@ def parse_size(text: str) -> int:
 
 def parse_size_or_auto(text: str) -> int | None:
     """Like parse_size; ``"auto"`` -> None."""
-    return None if text == "auto" else _or_auto(parse_size, text)
+    return _or_auto(parse_size, text)
 
 
 def parse_float(text: str) -> float:
@@ -45,12 +45,12 @@ def parse_float(text: str) -> float:
 
 def parse_float_or_auto(text: str) -> float | None:
     """Like parse_float; ``"auto"`` -> None."""
-    return None if text == "auto" else _or_auto(parse_float, text)
+    return _or_auto(parse_float, text)
 
 
 def _or_auto(parse: Callable[[str], Any], text: str) -> Any:
     try:
-        return parse(text)
+        return None if text == "auto" else parse(text)
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{error}, nor auto") from None
 

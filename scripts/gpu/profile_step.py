@@ -74,10 +74,10 @@ def step_and_gap(requests: RandomRequests, step: Callable[[], None]) -> tuple[fl
     pool = requests.llm.executor.runner.graphs.pool
     run = pool.run
 
-    def marked(key, body, *beside):  # noqa: ANN001, ANN202
+    def marked(key, body):  # noqa: ANN001, ANN202
         before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         before.record()
-        output = run(key, body, *beside)
+        output = run(key, body)
         after.record()
         marks.append((before, after))
         return output

@@ -7,7 +7,7 @@ So all that decides which step is replayed, padded or captured is under test, wi
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,38 +171,36 @@ def test_ctrl_c_while_the_list_of_rows_is_copied_mixes_up_no_rows(folder: str, p
     llm.shutdown()
 
 
-def test_idle_the_device_is_never_more_than_one_step_behind(folder: str, played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that comes then waits for what the device is at."""
+@pytest.fixture
+def idle(folder: str, played: Played, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The executor of an engine with nothing to do, whose device, which is not there, has room and has done (``busy``: not yet)."""
     llm = make_llm(folder)
     executor: Any = llm.executor
-    executor._least_free = 1
-    idle = False
+    executor._least_free, executor.busy = 1, False
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2, 2))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(query=lambda: idle))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(query=lambda: not executor.busy))
     monkeypatch.setattr(executor.kernels, "ended", lambda: True)
-    asked: list[bool] = []
-    monkeypatch.setattr(executor.runner.graphs, "capture_next", lambda: asked.append(idle) or True)
-    assert executor.prepare() and executor.prepare() and asked == []
-    idle = True
-    assert executor.prepare() and asked == [True]
+    yield executor
     llm.shutdown()
+
+
+def test_idle_the_device_is_never_more_than_one_step_behind(idle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that comes then waits for what the device is at."""
+    asked: list[bool] = []
+    monkeypatch.setattr(idle.runner.graphs, "capture_next", lambda: asked.append(not idle.busy) or True)
+    idle.busy = True
+    assert idle.prepare() and idle.prepare() and asked == []
+    idle.busy = False
+    assert idle.prepare() and asked == [True]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyError("a kernel")], ids=str)
 def test_a_step_that_cannot_be_prepared_ends_nothing(
-    folder: str, played: Played, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    idle: Any, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    llm = make_llm(folder)
-    executor: Any = llm.executor
-    executor._least_free = 1
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2, 2))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(query=lambda: True))
-    monkeypatch.setattr(executor.kernels, "ended", lambda: True)
-
     def fails() -> bool:
         raise error
 
-    monkeypatch.setattr(executor.runner.graphs, "capture_next", fails)
-    assert not executor.prepare() and not executor.prepare()
+    monkeypatch.setattr(idle.runner.graphs, "capture_next", fails)
+    assert not idle.prepare() and not idle.prepare()
     assert caplog.text.count("not captured ahead any more") == 1
-    llm.shutdown()
